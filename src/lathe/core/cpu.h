@@ -1,0 +1,24 @@
+// What this processor can do, and what the fast path uses of it.
+#pragma once
+
+#include <string>
+
+namespace lathe {
+
+enum class Isa : int { kAvx2 = 0, kAvx512 = 1, kAvx512Bf16 = 2, kAmx = 3 };
+[[nodiscard]] const char* isa_name(Isa isa);            // "avx2", "avx512", "avx512_bf16", "amx"
+[[nodiscard]] Isa isa_from_name(const std::string& name);  // throws a config error that lists the names
+
+struct CpuInfo {
+  std::string model;
+  bool avx2 = false;  // with FMA and F16C; below that the cpu device does not run
+  Isa best = Isa::kAvx2;
+};
+[[nodiscard]] CpuInfo cpu_info();
+// The level to use: the best of this processor, lowered by the environment variable LATHE_ISA (never raised: asking for
+// more than the processor has is a config error).
+[[nodiscard]] Isa chosen_isa();
+// True where bf16 products run natively at this level.
+[[nodiscard]] bool has_native_bf16(Isa isa);
+
+}  // namespace lathe

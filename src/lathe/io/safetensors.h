@@ -1,0 +1,61 @@
+// safetensors files: u64 little-endian header length, JSON header, raw little-endian row-major data.
+// The reader maps the file and trusts nothing: header length against the file size, offsets inside the data, sizes equal
+// to shape times dtype (overflow checked), no overlap, no duplicate names.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace lathe {
+
+struct TensorInfo {
+  std::string dtype;  // as in the file: "F32", "BF16", "F16", "I64", "F8_E4M3", ...
+  std::vector<int64_t> shape;
+  uint64_t begin = 0;  // within the file
+  uint64_t end = 0;
+  [[nodiscard]] int64_t elements() const;
+  [[nodiscard]] uint64_t bytes() const { return end - begin; }
+};
+
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::string& path);  // model errors name the file and the fault
+  ~SafetensorsFile();
+  SafetensorsFile(const SafetensorsFile&) = delete;
+  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
+  [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  [[nodiscard]] const std::byte* bytes(const TensorInfo& info) const { return mapping_ + info.begin; }
+
+ private:
+  std::string path_;
+  std::map<std::string, TensorInfo> tensors_;
+  std::map<std::string, std::string> metadata_;
+  const std::byte* mapping_ = nullptr;
+  size_t mapping_bytes_ = 0;
+};
+
+// What to write for one tensor: `produce` fills a buffer of elements(shape) * size(dtype) bytes; it is called once, in
+// the order of the list, so that no more than one tensor is in memory.
+struct TensorToWrite {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  std::function<void(std::byte* to)> produce;
+};
+
+// Writes beside `path`, flushes to disk, then renames. A full disk is a retryable error, any other failure a model error;
+// nothing half written stays.
+void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors,
+                       const std::map<std::string, std::string>& metadata);
+
+[[nodiscard]] int64_t safetensors_dtype_size(const std::string& dtype);  // 0 if unknown
+
+}  // namespace lathe

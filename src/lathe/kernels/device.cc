@@ -1,0 +1,22 @@
+#include "lathe/kernels/device.h"
+
+#include "lathe/kernels/onednn_gemm.h"
+
+namespace lathe {
+
+Device::Device(const DeviceOptions& device_options)
+    : options(device_options),
+      memory(make_host_memory(device_options.poison)),
+      queue(make_queue(device_options.threads)) {
+  if (options.name == "ref") {
+    kernels = ref_kernel_table();
+  } else if (options.name == "cpu") {
+    LATHE_CHECK(options.float_type == DType::kF32, "cpu computes in f32, not {}", dtype_name(options.float_type));
+    cap_onednn_isa(options.isa);
+    kernels = cpu_kernel_table(options.isa);
+  } else {
+    config_error("run.device", fmt::format("unknown device '{}'", options.name), "use cpu or ref");
+  }
+}
+
+}  // namespace lathe
