@@ -1,5 +1,5 @@
-// One-thread matrix products on tiles: the only door to oneDNN. Called inside parallel_for by the cpu kernels, each call
-// on its own tile. Row-major with leading dimensions.
+// One-thread matrix products on tiles: the only door to oneDNN. Called inside parallel_for by the cpu
+// kernels, each call on its own tile. Row-major with leading dimensions.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,17 @@
 
 namespace lathe {
 
-// Lowers the instruction set oneDNN uses (process-wide in oneDNN, so only the first call of a process counts).
+// Lowers the instruction set oneDNN uses (process-wide in oneDNN, so only the first call of a process
+// counts).
 void cap_onednn_isa(Isa isa);
 [[nodiscard]] std::string onednn_version();
+// True where gemm_bf16 multiplies bf16 natively: the processor does, and oneDNN is not capped below it.
+[[nodiscard]] bool onednn_has_bf16();
 
-// C[m, n] = alpha op(A) op(B) + beta C, f32. A is [m, k] with leading dimension lda ([k, m] if trans_a), and so on.
-void gemm_f32(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
-              const float* b, int64_t ldb, float beta, float* c, int64_t ldc);
+// C[m, n] = alpha op(A) op(B) + beta C, f32. A is [m, k] with leading dimension lda ([k, m] if trans_a), and
+// so on.
+void gemm_f32(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a,
+              int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc);
 // The same with bf16 inputs and f32 sums, where the processor multiplies bf16 natively; beta is 0 or 1.
 void gemm_bf16(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const BFloat16* a, int64_t lda,
                const BFloat16* b, int64_t ldb, float beta, float* c, int64_t ldc);
