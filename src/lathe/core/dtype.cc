@@ -7,27 +7,39 @@ namespace lathe {
 int64_t dtype_size(DType dtype) {
   switch (dtype) {
     case DType::kF64:
-    case DType::kI64: return 8;
+    case DType::kI64:
+      return 8;
     case DType::kF32:
-    case DType::kI32: return 4;
+    case DType::kI32:
+      return 4;
     case DType::kBF16:
     case DType::kF16:
-    case DType::kI16: return 2;
-    case DType::kU8: return 1;
+    case DType::kI16:
+      return 2;
+    case DType::kU8:
+      return 1;
   }
   LATHE_CHECK(false, "dtype {}", static_cast<int>(dtype));
 }
 
 const char* dtype_name(DType dtype) {
   switch (dtype) {
-    case DType::kF64: return "f64";
-    case DType::kF32: return "f32";
-    case DType::kBF16: return "bf16";
-    case DType::kF16: return "f16";
-    case DType::kI64: return "i64";
-    case DType::kI32: return "i32";
-    case DType::kI16: return "i16";
-    case DType::kU8: return "u8";
+    case DType::kF64:
+      return "f64";
+    case DType::kF32:
+      return "f32";
+    case DType::kBF16:
+      return "bf16";
+    case DType::kF16:
+      return "f16";
+    case DType::kI64:
+      return "i64";
+    case DType::kI32:
+      return "i32";
+    case DType::kI16:
+      return "i16";
+    case DType::kU8:
+      return "u8";
   }
   return "?";
 }
@@ -44,7 +56,8 @@ float to_float(Float16 x) {
     mantissa <<= 1;
     ++shift;
   }
-  return std::bit_cast<float>(sign | (static_cast<uint32_t>(113 - shift) << 23) | ((mantissa & 0x3FFU) << 13));
+  return std::bit_cast<float>(sign | (static_cast<uint32_t>(113 - shift) << 23) |
+                              ((mantissa & 0x3FFU) << 13));
 }
 
 Float16 to_float16(float x) {
@@ -53,7 +66,7 @@ Float16 to_float16(float x) {
   const uint32_t magnitude = bits & 0x7FFFFFFFU;
   if (magnitude > 0x7F800000U) return {static_cast<uint16_t>(sign | 0x7E00U)};
   if (magnitude >= 0x477FF000U) return {static_cast<uint16_t>(sign | 0x7C00U)};  // rounds to infinity
-  if (magnitude < 0x38800000U) {                                                 // subnormal in half precision
+  if (magnitude < 0x38800000U) {  // subnormal in half precision
     const uint32_t exponent = magnitude >> 23;
     if (exponent < 101) return {sign};
     const uint32_t mantissa = (magnitude & 0x7FFFFFU) | 0x800000U;

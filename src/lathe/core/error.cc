@@ -4,6 +4,8 @@
 #include <numeric>
 #include <vector>
 
+#include <fmt/args.h>
+
 namespace lathe {
 
 Error::Error(ErrorKind kind, const std::string& where, const std::string& what, std::string hint)
@@ -22,7 +24,31 @@ void retryable_error(const std::string& where, const std::string& what, const st
   throw Error(ErrorKind::kRetryable, where, what, hint);
 }
 
-void detail::check_failed(const char* file, int line, const char* condition, const std::string& message) {
+void detail::check_failed(const char* file, int line, const char* condition, const char* format,
+                          std::initializer_list<CheckValue> values) {
+  fmt::dynamic_format_arg_store<fmt::format_context> arguments;
+  for (const CheckValue& value : values) {
+    switch (value.kind) {
+      case CheckValue::Kind::kSigned:
+        arguments.push_back(value.integer);
+        break;
+      case CheckValue::Kind::kUnsigned:
+        arguments.push_back(static_cast<unsigned long long>(value.integer));
+        break;
+      case CheckValue::Kind::kFloat:
+        arguments.push_back(value.number);
+        break;
+      case CheckValue::Kind::kText:
+        arguments.push_back(value.text);
+        break;
+    }
+  }
+  std::string message;
+  try {
+    message = fmt::vformat(format, arguments);
+  } catch (const fmt::format_error&) {
+    message = format;
+  }
   throw Error(ErrorKind::kInternal, fmt::format("{}:{}", file, line),
               fmt::format("check failed: {}{}{}", condition, message.empty() ? "" : ": ", message),
               "this is a bug in lathe: please report it with the output of `lathe env`");

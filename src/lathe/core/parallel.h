@@ -1,6 +1,6 @@
-// Queue: where kernels run. Kernels run parallel work only through parallel_for; the thread that owns the queue (the
-// device thread) is the only one that calls it. Results must not depend on the number of threads: work is cut into
-// tasks of fixed size, each task writes what no other task writes.
+// Queue: where kernels run. Kernels run parallel work only through parallel_for; the thread that owns the
+// queue (the device thread) is the only one that calls it. Results must not depend on the number of threads:
+// work is cut into tasks of fixed size, each task writes what no other task writes.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,8 @@ class Queue {
 
   virtual ~Queue() = default;
   [[nodiscard]] virtual int threads() const = 0;
-  // Calls task(context, i, thread) for i in [0, count), each once, in any order, on any thread in [0, threads()).
+  // Calls task(context, i, thread) for i in [0, count), each once, in any order, on any thread in [0,
+  // threads()).
   virtual void run(int64_t count, Task task, void* context) = 0;
   // 64-byte aligned, kThreadWorkspaceBytes long, for the task that runs on `thread`; contents undefined.
   [[nodiscard]] virtual std::byte* thread_workspace(int thread) = 0;
@@ -26,7 +27,7 @@ class Queue {
 
 // fn(index) or fn(index, thread).
 template <typename Fn>
-inline void parallel_for(Queue& queue, int64_t count, Fn&& fn) {
+[[gnu::always_inline]] inline void parallel_for(Queue& queue, int64_t count, Fn&& fn) {
   using Function = std::remove_reference_t<Fn>;
   if (count <= 0) return;
   queue.run(

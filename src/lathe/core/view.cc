@@ -4,8 +4,12 @@ namespace lathe {
 
 std::string Shape::text() const {
   std::string out = "[";
-  for (int i = 0; i < rank_; ++i) out += fmt::format("{}{}", i > 0 ? ", " : "", dims_[static_cast<size_t>(i)]);
+  for (int i = 0; i < rank_; ++i) out += fmt::format("{}{}", i > 0 ? ", " : "", dims_[i]);
   return out + "]";
+}
+
+void detail::wrong_shape(const char* what, const char* name, const Shape& actual, const Shape& expected) {
+  LATHE_CHECK(false, "{}: {} is {}, expected {}", what, name, actual.text(), expected.text());
 }
 
 }  // namespace lathe
