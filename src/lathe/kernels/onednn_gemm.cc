@@ -1,7 +1,6 @@
 #include "lathe/kernels/onednn_gemm.h"
 
 #include <array>
-#include <map>
 
 #include <fmt/format.h>
 #include <omp.h>
@@ -39,65 +38,51 @@ void scale(int64_t m, int64_t n, float beta, float* c, int64_t ldc) {
   }
 }
 
-// m, n, k, lda, ldb, ldc, flags.
-using Bf16Key = std::array<int64_t, 7>;
+constexpr int64_t kAny = DNNL_RUNTIME_DIM_VAL;
 
-dnnl::memory::desc strided(int64_t rows, int64_t columns, dnnl::memory::data_type type, int64_t ld,
+// Row-major [rows, columns] with a leading dimension, or the transpose of a row-major [columns, rows].
+dnnl::memory::desc strided(dnnl::memory::data_type type, int64_t rows, int64_t columns, int64_t ld,
                            bool transposed) {
   return {{rows, columns}, type, transposed ? dnnl::memory::dims{1, ld} : dnnl::memory::dims{ld, 1}};
 }
 
-// What a thread needs to run bf16 products. A primitive is built in about a millisecond and must not be
-// shared between threads without a scratchpad of each, so every thread keeps its own; nothing in it depends
-// on who called.
+// bf16 products of one thread. The primitives leave all extents open: expert row counts differ from call to
+// call, and a primitive with fixed extents costs a millisecond of code generation each time.
 class Bf16Products {
  public:
-  void run(const Bf16Key& key, bool trans_a, bool trans_b, bool accumulate, const BFloat16* a,
-           const BFloat16* b, float* c) {
-    auto found = primitives_.find(key);
-    if (found == primitives_.end()) {
-      if (primitives_.size() >= kMaxPrimitives) primitives_.clear();
-      found = primitives_.emplace(key, build(key, trans_a, trans_b, accumulate)).first;
-    }
-    const Primitive& p = found->second;
+  void run(bool trans_a, bool trans_b, bool accumulate, int64_t m, int64_t n, int64_t k, const BFloat16* a,
+           int64_t lda, const BFloat16* b, int64_t ldb, float* c, int64_t ldc) {
+    dnnl::matmul& product = products_[(trans_a ? 1U : 0U) + (trans_b ? 2U : 0U) + (accumulate ? 4U : 0U)];
+    if (!product) product = build(trans_a, trans_b, accumulate);
     // oneDNN has no pointer to const; it does not write to sources.
-    const dnnl::memory source(p.a, engine_, const_cast<BFloat16*>(a));
-    const dnnl::memory weights(p.b, engine_, const_cast<BFloat16*>(b));
-    const dnnl::memory destination(p.c, engine_, c);
-    p.product.execute(stream_,
-                      {{DNNL_ARG_SRC, source}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, destination}});
+    const dnnl::memory source(strided(kBf16, m, k, lda, trans_a), engine_, const_cast<BFloat16*>(a));
+    const dnnl::memory weights(strided(kBf16, k, n, ldb, trans_b), engine_, const_cast<BFloat16*>(b));
+    const dnnl::memory destination(strided(kF32, m, n, ldc, false), engine_, c);
+    product.execute(stream_,
+                    {{DNNL_ARG_SRC, source}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, destination}});
     stream_.wait();
   }
 
  private:
-  static constexpr size_t kMaxPrimitives = 512;
-  struct Primitive {
-    dnnl::memory::desc a;
-    dnnl::memory::desc b;
-    dnnl::memory::desc c;
-    dnnl::matmul product;
-  };
+  static constexpr auto kBf16 = dnnl::memory::data_type::bf16;
+  static constexpr auto kF32 = dnnl::memory::data_type::f32;
 
-  [[nodiscard]] Primitive build(const Bf16Key& key, bool trans_a, bool trans_b, bool accumulate) const {
-    const auto [m, n, k, lda, ldb, ldc, flags] = key;
-    using Type = dnnl::memory::data_type;
-    Primitive p{strided(m, k, Type::bf16, lda, trans_a),
-                strided(k, n, Type::bf16, ldb, trans_b),
-                strided(m, n, Type::f32, ldc, false),
-                {}};
+  [[nodiscard]] dnnl::matmul build(bool trans_a, bool trans_b, bool accumulate) const {
     dnnl::primitive_attr attributes;
     if (accumulate) {
       dnnl::post_ops sum;
       sum.append_sum(1.0F);
       attributes.set_post_ops(sum);
     }
-    p.product = dnnl::matmul({{p.a, p.b, p.c}, attributes, engine_});
-    return p;
+    const dnnl::matmul::desc operation(strided(kBf16, kAny, kAny, kAny, trans_a),
+                                       strided(kBf16, kAny, kAny, kAny, trans_b),
+                                       strided(kF32, kAny, kAny, kAny, false));
+    return dnnl::matmul({operation, attributes, engine_});
   }
 
   dnnl::engine engine_{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream_{engine_};
-  std::map<Bf16Key, Primitive> primitives_;
+  std::array<dnnl::matmul, 8> products_;
 };
 
 }  // namespace
@@ -142,9 +127,7 @@ void gemm_bf16(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, cons
   work_alone();
   // Thread-local, not global: threads of any trainer share nothing through it.
   thread_local Bf16Products products;
-  const bool accumulate = beta != 0.0F;
-  const int64_t flags = (trans_a ? 1 : 0) + (trans_b ? 2 : 0) + (accumulate ? 4 : 0);
-  products.run({m, n, k, lda, ldb, ldc, flags}, trans_a, trans_b, accumulate, a, b, c);
+  products.run(trans_a, trans_b, beta != 0.0F, m, n, k, a, lda, b, ldb, c, ldc);
 }
 
 }  // namespace lathe
