@@ -1,0 +1,159 @@
+// Gated delta rule mixer: projections, causal convolution, gates, delta rule, gated norm, projection.
+#include "lathe/model/decoder.h"
+
+namespace lathe {
+namespace {
+
+CausalConvParams conv_params(const ModelConfig& config, const BatchView& batch) {
+  return {.rows = batch.rows,
+          .tokens = batch.row_length,
+          .channels = config.linear_mixed_dim(),
+          .taps = config.linear_conv_kernel_dim};
+}
+
+DeltaGatesParams gate_params(const ModelConfig& config, const BatchView& batch) {
+  return {.tokens = batch.tokens(),
+          .key_heads = config.linear_num_key_heads,
+          .value_heads = config.linear_num_value_heads,
+          .key_dim = config.linear_key_head_dim,
+          .value_dim = config.linear_value_head_dim};
+}
+
+GatedDeltaRuleParams rule_params(const ModelContext& context, const BatchView& batch) {
+  const ModelConfig& config = context.config;
+  return {.rows = batch.rows,
+          .tokens = batch.row_length,
+          .key_heads = config.linear_num_key_heads,
+          .value_heads = config.linear_num_value_heads,
+          .key_dim = config.linear_key_head_dim,
+          .value_dim = config.linear_value_head_dim,
+          .chunk = context.options.delta_rule_chunk};
+}
+
+}  // namespace
+
+Tensor delta_forward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights, ConstView x,
+                     DeltaSaved& saved) {
+  Device& device = context.device;
+  Queue& queue = *device.queue;
+  const ModelConfig& config = context.config;
+  const int64_t tokens = batch.tokens();
+  const int64_t key_heads = config.linear_num_key_heads;
+  const int64_t value_heads = config.linear_num_value_heads;
+  const int64_t key_dim = config.linear_key_head_dim;
+  const int64_t value_dim = config.linear_value_head_dim;
+
+  saved.qkv = linear_forward(context, x, weights[ParameterRole::kInProjQkv], "delta.qkv");
+  saved.z = linear_forward(context, x, weights[ParameterRole::kInProjZ], "delta.z");
+  saved.ba = linear_forward(context, x, weights[ParameterRole::kInProjBa], "delta.ba");
+
+  saved.mixed = device.activation(Shape{tokens, config.linear_mixed_dim()}, "delta.mixed");
+  device.kernels.causal_conv_forward(queue, conv_params(config, batch), saved.qkv, weights[ParameterRole::kConv],
+                                     batch.segments, {}, {}, saved.mixed);
+
+  saved.q = device.activation(Shape{tokens, key_heads, key_dim}, "delta.q");
+  saved.k = device.activation(Shape{tokens, key_heads, key_dim}, "delta.k");
+  saved.v = device.activation(Shape{tokens, value_heads, value_dim}, "delta.v");
+  saved.beta = device.activation(Shape{tokens, value_heads}, "delta.beta");
+  saved.g = device.activation(Shape{tokens, value_heads}, "delta.g");
+  device.kernels.delta_gates_forward(queue, gate_params(config, batch), saved.mixed, saved.ba,
+                                     weights[ParameterRole::kALog], weights[ParameterRole::kDtBias], batch.segments,
+                                     saved.q, saved.k, saved.v, saved.beta, saved.g);
+
+  const GatedDeltaRuleParams params = rule_params(context, batch);
+  saved.o = device.activation(Shape{tokens, value_heads, value_dim}, "delta.o");
+  saved.chunk_states = device.memory->allocate(
+      device.float_type(), Shape{batch.rows * params.chunks(), value_heads, key_dim, value_dim},
+      MemoryKind::kActivations, "delta.chunk_states");
+  device.kernels.gated_delta_rule_forward(queue, params, saved.q, saved.k, saved.v, saved.beta, saved.g, batch.segments,
+                                          {}, {}, saved.o, {}, saved.chunk_states);
+
+  Tensor y = device.activation(Shape{tokens * value_heads, value_dim}, "delta.gated");
+  saved.rstd = device.activation(Shape{tokens * value_heads}, "delta.rstd");
+  device.kernels.gated_rmsnorm_forward(queue, {.eps = config.rms_norm_eps},
+                                       saved.o.view().reshape({tokens * value_heads, value_dim}),
+                                       saved.z.view().reshape({tokens * value_heads, value_dim}),
+                                       weights[ParameterRole::kGatedNorm], y, saved.rstd);
+  return linear_forward(context, y, weights[ParameterRole::kOutProj], "mixer");
+}
+
+Tensor delta_backward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights, int layer,
+                      ConstView x, DeltaSaved& saved, ConstView dy) {
+  Device& device = context.device;
+  Queue& queue = *device.queue;
+  const ModelConfig& config = context.config;
+  ParameterStore& store = context.store;
+  const int64_t tokens = batch.tokens();
+  const int64_t key_heads = config.linear_num_key_heads;
+  const int64_t value_heads = config.linear_num_value_heads;
+  const int64_t key_dim = config.linear_key_head_dim;
+  const int64_t value_dim = config.linear_value_head_dim;
+  const Shape head_rows{tokens * value_heads, value_dim};
+  const View o_rows = saved.o.view().reshape(head_rows);
+  const View z_rows = saved.z.view().reshape(head_rows);
+
+  if (const GradientTarget target = store.product_target(ParameterRole::kOutProj, layer); target.wanted()) {
+    Tensor y = device.activation(head_rows, "delta.gated");
+    device.kernels.gated_rmsnorm_forward(queue, {.eps = config.rms_norm_eps}, o_rows, z_rows,
+                                         weights[ParameterRole::kGatedNorm], y, saved.rstd);
+    linear_weight_gradient(context, dy, y, target);
+  }
+  Tensor d_o = device.activation(Shape{tokens, value_heads, value_dim}, "delta.do");
+  Tensor dz = device.activation(Shape{tokens, value_heads * value_dim}, "delta.dz");
+  {
+    Tensor d_y = linear_input_gradient(context, dy, weights[ParameterRole::kOutProj], "delta.dgated");
+    Tensor scratch =
+        device.scratch(gated_rmsnorm_backward_scratch(tokens * value_heads, value_dim), "delta.norm partials");
+    device.kernels.gated_rmsnorm_backward(queue, {.eps = config.rms_norm_eps}, d_y.view().reshape(head_rows), o_rows,
+                                          z_rows, weights[ParameterRole::kGatedNorm], saved.rstd,
+                                          d_o.view().reshape(head_rows), dz.view().reshape(head_rows),
+                                          store.target(ParameterRole::kGatedNorm, layer), scratch);
+  }
+  saved.o.reset();
+  saved.z.reset();
+
+  Tensor d_mixed = device.activation(Shape{tokens, config.linear_mixed_dim()}, "delta.dmixed");
+  Tensor d_ba = device.activation(Shape{tokens, 2 * value_heads}, "delta.dba");
+  {
+    Tensor dq = device.activation(Shape{tokens, key_heads, key_dim}, "delta.dq");
+    Tensor dk = device.activation(Shape{tokens, key_heads, key_dim}, "delta.dk");
+    Tensor dv = device.activation(Shape{tokens, value_heads, value_dim}, "delta.dv");
+    Tensor dbeta = device.activation(Shape{tokens, value_heads}, "delta.dbeta");
+    Tensor dg = device.activation(Shape{tokens, value_heads}, "delta.dg");
+    const GatedDeltaRuleParams params = rule_params(context, batch);
+    {
+      Tensor scratch = device.scratch(gated_delta_rule_backward_scratch(params), "delta.dq and dk by value head");
+      device.kernels.gated_delta_rule_backward(queue, params, d_o, {}, saved.q, saved.k, saved.v, saved.beta, saved.g,
+                                               batch.segments, {}, {}, saved.chunk_states, dq, dk, dv, dbeta, dg, {},
+                                               scratch);
+    }
+    d_o.reset();
+    saved.chunk_states.reset();
+    const DeltaGatesParams gates = gate_params(config, batch);
+    Tensor scratch = device.scratch(delta_gates_backward_scratch(gates), "delta.gate partials");
+    device.kernels.delta_gates_backward(queue, gates, dq, dk, dv, dbeta, dg, saved.mixed, saved.ba,
+                                        weights[ParameterRole::kALog], weights[ParameterRole::kDtBias], batch.segments,
+                                        d_mixed, d_ba, store.target(ParameterRole::kALog, layer),
+                                        store.target(ParameterRole::kDtBias, layer), scratch);
+  }
+  saved.mixed.reset();
+  Tensor d_qkv = device.activation(Shape{tokens, config.linear_mixed_dim()}, "delta.dqkv");
+  {
+    const CausalConvParams conv = conv_params(config, batch);
+    Tensor scratch = device.scratch(causal_conv_backward_scratch(conv), "delta.conv partials");
+    device.kernels.causal_conv_backward(queue, conv, d_mixed, saved.qkv, weights[ParameterRole::kConv], batch.segments,
+                                        {}, {}, d_qkv, store.target(ParameterRole::kConv, layer), {}, scratch);
+  }
+  saved.qkv.reset();
+  d_mixed.reset();
+
+  linear_weight_gradient(context, d_qkv, x, store.product_target(ParameterRole::kInProjQkv, layer));
+  linear_weight_gradient(context, dz, x, store.product_target(ParameterRole::kInProjZ, layer));
+  linear_weight_gradient(context, d_ba, x, store.product_target(ParameterRole::kInProjBa, layer));
+  Tensor dx = linear_input_gradient(context, d_qkv, weights[ParameterRole::kInProjQkv], "mixer.dx");
+  add_linear_input_gradient(context, dz, weights[ParameterRole::kInProjZ], dx);
+  add_linear_input_gradient(context, d_ba, weights[ParameterRole::kInProjBa], dx);
+  return dx;
+}
+
+}  // namespace lathe
