@@ -1,6 +1,6 @@
 // safetensors files: u64 little-endian header length, JSON header, raw little-endian row-major data.
-// The reader maps the file and trusts nothing: header length against the file size, offsets inside the data, sizes equal
-// to shape times dtype (overflow checked), no overlap, no duplicate names.
+// The reader maps the file and trusts nothing: header length against the file size, offsets inside the data,
+// sizes equal to shape times dtype (overflow checked), no overlap, no duplicate names.
 #pragma once
 
 #include <cstddef>
@@ -32,9 +32,15 @@ class SafetensorsFile {
   [[nodiscard]] const std::string& path() const { return path_; }
   [[nodiscard]] const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  // May be misaligned: copy, do not cast.
   [[nodiscard]] const std::byte* bytes(const TensorInfo& info) const { return mapping_ + info.begin; }
+  [[nodiscard]] std::vector<std::string> names_in_file_order() const;  // by where the data lies
 
  private:
+  void check_header_length(uint64_t header_bytes) const;
+  void read_header(uint64_t header_bytes);
+  void check_coverage(uint64_t data_begin) const;
+
   std::string path_;
   std::map<std::string, TensorInfo> tensors_;
   std::map<std::string, std::string> metadata_;
@@ -42,20 +48,31 @@ class SafetensorsFile {
   size_t mapping_bytes_ = 0;
 };
 
-// What to write for one tensor: `produce` fills a buffer of elements(shape) * size(dtype) bytes; it is called once, in
-// the order of the list, so that no more than one tensor is in memory.
+// What to write for one tensor: `produce` fills a buffer of elements(shape) * size(dtype) bytes; it is called
+// once, in the order of the list, so that no more than one tensor is in memory. Or `source` and
+// `source_bytes` are set and the bytes there are written as they are (any dtype).
 struct TensorToWrite {
   std::string name;
   std::string dtype;
   std::vector<int64_t> shape;
   std::function<void(std::byte* to)> produce;
+  const std::byte* source = nullptr;
+  uint64_t source_bytes = 0;
 };
 
-// Writes beside `path`, flushes to disk, then renames. A full disk is a retryable error, any other failure a model error;
-// nothing half written stays.
+// Writes beside `path`, flushes to disk, then renames. A full disk is a retryable error, any other failure a
+// model error; nothing half written stays.
 void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors,
                        const std::map<std::string, std::string>& metadata);
 
-[[nodiscard]] int64_t safetensors_dtype_size(const std::string& dtype);  // 0 if unknown
+[[nodiscard]] int64_t safetensors_dtype_size(const std::string& dtype);   // 0 if unknown
+[[nodiscard]] std::string shape_text(const std::vector<int64_t>& shape);  // "[2, 3]"
+
+// Between f32 and the three dtypes a decoder's weights may have; unaligned on the byte side. dtype: "F32",
+// "BF16", "F16".
+[[nodiscard]] bool is_weight_dtype(const std::string& dtype);
+void weights_to_float(const std::string& dtype, const std::byte* from, int64_t count, float* to);
+void weights_from_float(const std::string& dtype, const float* from, int64_t count,
+                        std::byte* to);  // nearest even
 
 }  // namespace lathe

@@ -1,0 +1,153 @@
+#include "lathe/io/files.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lathe/core/error.h"
+
+namespace lathe {
+namespace {
+
+std::string system_words(int code) {
+  return std::error_code(code, std::generic_category()).message();
+}
+
+// Closes on every way out.
+class Descriptor {
+ public:
+  explicit Descriptor(int value) : value_(value) {}
+  ~Descriptor() {
+    if (value_ >= 0) ::close(value_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  [[nodiscard]] int get() const { return value_; }
+
+ private:
+  int value_;
+};
+
+size_t read_some(const Descriptor& file, const std::string& path, char* to, size_t bytes) {
+  for (;;) {
+    const ssize_t got = ::read(file.get(), to, bytes);
+    if (got >= 0) return static_cast<size_t>(got);
+    if (errno != EINTR) model_error(path, "cannot be read: " + system_words(errno));
+  }
+}
+
+int open_to_read(const std::string& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0 && errno == ENOENT) model_error(path, "no such file");
+  if (descriptor < 0) model_error(path, "cannot be opened: " + system_words(errno));
+  return descriptor;
+}
+
+}  // namespace
+
+AtomicFileWriter::AtomicFileWriter(const std::string& path) : path_(path), partial_path_(path + ".partial") {
+  descriptor_ = ::open(partial_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (descriptor_ < 0) fail("created");
+}
+
+AtomicFileWriter::~AtomicFileWriter() {
+  if (descriptor_ < 0) return;
+  ::close(descriptor_);
+  ::unlink(partial_path_.c_str());
+}
+
+void AtomicFileWriter::fail(const char* action) const {
+  const int code = errno;
+  if (code == ENOSPC || code == EDQUOT) {
+    retryable_error(path_, fmt::format("cannot be {}: {}", action, system_words(code)),
+                    "free some space, then run the same command again");
+  }
+  model_error(path_, fmt::format("cannot be {}: {}", action, system_words(code)));
+}
+
+void AtomicFileWriter::write(const void* data, size_t bytes) {
+  const auto* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t written = ::write(descriptor_, from, std::min(bytes, size_t{1} << 30));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail("written");
+    from += written;
+    bytes -= static_cast<size_t>(written);
+  }
+}
+
+void AtomicFileWriter::commit() {
+  if (::fsync(descriptor_) != 0) fail("flushed to disk");
+  if (::rename(partial_path_.c_str(), path_.c_str()) != 0) fail("renamed into place");
+  ::close(descriptor_);
+  descriptor_ = -1;
+  const auto parent = std::filesystem::path(path_).parent_path();
+  sync_folder(parent.empty() ? "." : parent.string());
+}
+
+void write_file_atomically(const std::string& path, std::string_view text) {
+  AtomicFileWriter writer(path);
+  writer.write(text.data(), text.size());
+  writer.commit();
+}
+
+void copy_file_atomically(const std::string& from, const std::string& to) {
+  const Descriptor source(open_to_read(from));
+  AtomicFileWriter writer(to);
+  std::vector<char> buffer(size_t{1} << 20);
+  while (const size_t got = read_some(source, from, buffer.data(), buffer.size()))
+    writer.write(buffer.data(), got);
+  writer.commit();
+}
+
+void sync_folder(const std::string& path) {
+  // Some file systems cannot flush a folder; the rename has happened all the same.
+  const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.get() >= 0) static_cast<void>(::fsync(folder.get()));
+}
+
+std::string read_file(const std::string& path, size_t max_bytes) {
+  const Descriptor file(open_to_read(path));
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) model_error(path, "cannot be examined: " + system_words(errno));
+  if (S_ISDIR(status.st_mode)) model_error(path, "is a folder, not a file");
+  std::string text;
+  std::array<char, 65536> buffer;
+  while (const size_t got = read_some(file, path, buffer.data(), buffer.size())) {
+    text.append(buffer.data(), got);
+    if (text.size() > max_bytes) model_error(path, fmt::format("is larger than {} bytes", max_bytes));
+  }
+  return text;
+}
+
+bool file_exists(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(path, ignored);
+}
+
+bool folder_exists(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(path, ignored);
+}
+
+std::vector<std::string> list_files(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code code;
+  auto entry = std::filesystem::directory_iterator(folder, code);
+  for (; !code && entry != std::filesystem::directory_iterator(); entry.increment(code)) {
+    std::error_code ignored;
+    if (entry->is_regular_file(ignored)) names.push_back(entry->path().filename().string());
+  }
+  if (code) model_error(folder, "cannot be listed: " + code.message());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace lathe

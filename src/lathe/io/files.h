@@ -1,0 +1,50 @@
+// Files as the rest of the project writes and reads them: whole or not at all. A writer writes beside the
+// target, flushes to disk and renames; what it has written so far is removed when it is destroyed without
+// commit(). Errors: a full disk (or quota) is a retryable error, anything else a model error with the path
+// and the system's words.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lathe {
+
+class AtomicFileWriter {
+ public:
+  explicit AtomicFileWriter(const std::string& path);  // opens path + ".partial"
+  ~AtomicFileWriter();
+  AtomicFileWriter(const AtomicFileWriter&) = delete;
+  AtomicFileWriter& operator=(const AtomicFileWriter&) = delete;
+
+  void write(const void* data, size_t bytes);
+  void commit();  // fsync, rename, fsync of the folder
+
+ private:
+  [[noreturn]] void fail(const char* action) const;
+
+  std::string path_;
+  std::string partial_path_;
+  int descriptor_ = -1;
+};
+
+// A file of text in one go, as above.
+void write_file_atomically(const std::string& path, std::string_view text);
+// The bytes of `from` (links are followed) as `to`, as above.
+void copy_file_atomically(const std::string& from, const std::string& to);
+// Flushes a folder's list of names to disk.
+void sync_folder(const std::string& path);
+
+// Model errors: missing, unreadable, a folder, or larger than `max_bytes`.
+[[nodiscard]] std::string read_file(const std::string& path, size_t max_bytes = size_t{1} << 30);
+[[nodiscard]] bool file_exists(const std::string& path);
+[[nodiscard]] bool folder_exists(const std::string& path);
+// Names of the plain files (and links to such) of a folder, sorted. Model error if it cannot be read.
+[[nodiscard]] std::vector<std::string> list_files(const std::string& folder);
+
+// Checks the JSON text of a file before it is parsed: well formed, no key twice in one object, not nested
+// beyond `max_depth`. Model error with `where`, the fault and its byte.
+void check_json(const std::string& where, std::string_view text, int max_depth = 32);
+
+}  // namespace lathe
