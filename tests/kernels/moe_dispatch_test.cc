@@ -1,0 +1,182 @@
+#include "lathe/kernels/moe_dispatch.h"
+
+#include <cmath>
+#include <limits>
+
+#include "lathe/core/rng.h"
+
+#include "support/kernel_test.h"
+
+namespace lathe::test {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+using Ints = std::vector<int32_t>;
+
+struct Sorted {
+  HostArray offsets;
+  HostArray slot_of_row;
+  HostArray row_of_slot;
+  [[nodiscard]] int64_t used() const { return static_cast<int64_t>(offsets.values.back()); }
+};
+
+Sorted sort(const Device& device, int64_t experts, const HostArray& expert) {
+  const Tensor offsets = poisoned(device, {experts + 1}, DType::kI32);
+  const Tensor slot_of_row = poisoned(device, {expert.size()}, DType::kI32);
+  const Tensor row_of_slot = poisoned(device, {expert.size()}, DType::kI32);
+  device.kernels.moe_sort(*device.queue, experts, to_device(device, expert, DType::kI32), offsets,
+                          slot_of_row, row_of_slot);
+  Sorted out{to_host(device, offsets), to_host(device, slot_of_row), to_host(device, row_of_slot)};
+  // What lies beyond the routed rows is nobody's business.
+  for (int64_t r = out.used(); r < expert.size(); ++r) out.slot_of_row[r] = 0;
+  return out;
+}
+
+HostArray gather(const Device& device, const Sorted& sorted, const HostArray& x) {
+  const Tensor rows = poisoned(device, {sorted.slot_of_row.size(), x.shape[1]});
+  device.kernels.moe_gather(*device.queue, to_device(device, x),
+                            to_device(device, sorted.slot_of_row, DType::kI32),
+                            to_device(device, sorted.offsets, DType::kI32), rows);
+  return to_host(device, rows);
+}
+
+HostArray combine(const Device& device, const Sorted& sorted, const HostArray& rows, const HostArray* weight,
+                  int64_t tokens) {
+  const Tensor out = poisoned(device, {tokens, rows.shape[1]});
+  Tensor weights;
+  if (weight != nullptr) weights = to_device(device, *weight);
+  device.kernels.moe_combine(*device.queue, to_device(device, rows), weights,
+                             to_device(device, sorted.row_of_slot, DType::kI32), out);
+  return to_host(device, out);
+}
+
+// Every third token is not routed.
+HostArray random_experts(int64_t tokens, int64_t top_k, int64_t experts) {
+  const CounterRng rng(5, 5);
+  HostArray out(Shape{tokens, top_k});
+  for (int64_t t = 0; t < tokens; ++t) {
+    const auto first =
+        static_cast<int64_t>(rng.uniform(static_cast<uint64_t>(t)) * static_cast<double>(experts));
+    for (int64_t j = 0; j < top_k; ++j) {
+      out[t * top_k + j] = t % 3 == 2 ? -1.0 : static_cast<double>((first + 2 * j) % experts);
+    }
+  }
+  return out;
+}
+
+template <typename Fn>
+void on_all_devices(const Fn& fn) {
+  fn(make_ref_device(DType::kF64));
+  fn(make_ref_device(DType::kF32));
+  for (const Isa isa : isas_at_hand()) {
+    fn(make_cpu_device(isa, 1));
+    fn(make_cpu_device(isa, 2));
+  }
+}
+
+TEST(MoeDispatch, SortByHand) {
+  on_all_devices([](const Device& device) {
+    const Sorted sorted = sort(device, 4, integer_array({4, 2}, {2, 0, -1, -1, 0, 3, 2, 0}));
+    EXPECT_EQ(sorted.offsets.values, (std::vector<double>{0, 3, 3, 5, 6}));
+    EXPECT_EQ(sorted.slot_of_row.values, (std::vector<double>{1, 4, 7, 0, 6, 5, 0, 0}));
+    EXPECT_EQ(sorted.row_of_slot.values, (std::vector<double>{3, 0, -1, -1, 1, 5, 4, 2}));
+    std::vector<int64_t> counts(4, -7);
+    device.kernels.moe_counts(*device.queue, to_device(device, sorted.offsets, DType::kI32), counts);
+    EXPECT_EQ(counts, (std::vector<int64_t>{3, 0, 2, 1}));
+  });
+}
+
+TEST(MoeDispatch, AllDevicesAgree) {
+  const Device ref = make_ref_device();
+  struct Size {
+    int64_t tokens, top_k, experts, dim;
+  };
+  for (const Size size : {Size{1, 1, 1, 1}, Size{37, 2, 5, 19}, Size{101, 4, 33, 64}, Size{70, 3, 300, 7}}) {
+    const HostArray expert = random_experts(size.tokens, size.top_k, size.experts);
+    const HostArray x = random_array({size.tokens, size.dim}, 1);
+    const HostArray rows = random_array({size.tokens * size.top_k, size.dim}, 2);
+    const HostArray weight = random_array(expert.shape, 3);
+    const Sorted want = sort(ref, size.experts, expert);
+    const HostArray want_combined = combine(ref, want, rows, &weight, size.tokens);
+    on_all_devices([&](const Device& device) {
+      const Sorted got = sort(device, size.experts, expert);
+      expect_same(got.offsets, want.offsets, "offsets");
+      expect_same(got.slot_of_row, want.slot_of_row, "slot_of_row");
+      expect_same(got.row_of_slot, want.row_of_slot, "row_of_slot");
+      const HostArray gathered = gather(device, want, x);
+      for (int64_t r = 0; r < want.used(); ++r) {
+        const auto token = static_cast<int64_t>(want.slot_of_row[r]) / size.top_k;
+        for (int64_t i = 0; i < size.dim; ++i) {
+          EXPECT_NEAR(gathered[r * size.dim + i], x[token * size.dim + i], 1e-6);
+        }
+      }
+      expect_near(combine(device, want, rows, &weight, size.tokens), want_combined, 1e-6, "combined");
+    });
+  }
+}
+
+TEST(MoeDispatch, CombineIsTheTransposeOfGather) {
+  const Device ref = make_ref_device();
+  const Sorted sorted = sort(ref, 6, random_experts(13, 3, 6));
+  check_gradients(
+      {"x"}, {random_array({13, 5}, 4)},
+      [&](const auto& in) {
+        HostArray rows = gather(ref, sorted, in[0]);
+        for (int64_t i = sorted.used() * 5; i < rows.size(); ++i) rows[i] = 0;
+        return std::vector{rows};
+      },
+      [&](const auto& /*in*/, const auto& cotangents) {
+        return std::vector{combine(ref, sorted, cotangents[0], nullptr, 13)};
+      });
+}
+
+TEST(MoeDispatch, RowsBeyondTheLastAreNeverRead) {
+  on_all_devices([](const Device& device) {
+    const HostArray expert = random_experts(40, 2, 4);
+    const Sorted sorted = sort(device, 4, expert);
+    ASSERT_LT(sorted.used(), 80);
+    HostArray rows = random_array({80, 9}, 6);
+    HostArray weight = random_array({40, 2}, 7);
+    for (int64_t i = sorted.used() * 9; i < rows.size(); ++i) rows[i] = kNan;
+    for (int64_t s = 0; s < 80; ++s) {
+      if (expert[s] < 0) weight[s] = kNan;
+    }
+    for (const HostArray* w :
+         {static_cast<const HostArray*>(nullptr), static_cast<const HostArray*>(&weight)}) {
+      const HostArray out = combine(device, sorted, rows, w, 40);
+      for (int64_t t = 0; t < 40; ++t) {
+        for (int64_t i = 0; i < 9; ++i) {
+          EXPECT_TRUE(std::isfinite(out[t * 9 + i]));
+          if (t % 3 == 2) {
+            EXPECT_EQ(out[t * 9 + i], 0);
+          }
+        }
+      }
+    }
+    // gather writes the routed rows and no other
+    HostArray x = random_array({40, 9}, 8);
+    for (int64_t t = 2; t < 40; t += 3) {
+      for (int64_t i = 0; i < 9; ++i) x[t * 9 + i] = kNan;
+    }
+    const HostArray gathered = gather(device, sorted, x);
+    for (int64_t i = 0; i < gathered.size(); ++i)
+      EXPECT_EQ(std::isfinite(gathered[i]), i < sorted.used() * 9);
+  });
+}
+
+TEST(MoeDispatch, NothingRoutedAndNoTokens) {
+  on_all_devices([](const Device& device) {
+    const Sorted none = sort(device, 3, integer_array({4, 2}, Ints(8, -1)));
+    EXPECT_EQ(none.offsets.values, (std::vector<double>{0, 0, 0, 0}));
+    const HostArray rows(Shape{8, 3}, std::vector<double>(24, kNan));
+    for (const double x : combine(device, none, rows, nullptr, 4).values) EXPECT_EQ(x, 0);
+
+    const Sorted empty = sort(device, 3, HostArray(Shape{0, 2}));
+    EXPECT_EQ(empty.offsets.values, (std::vector<double>{0, 0, 0, 0}));
+    EXPECT_EQ(gather(device, empty, HostArray(Shape{0, 3})).size(), 0);
+    EXPECT_EQ(combine(device, empty, HostArray(Shape{0, 3}), nullptr, 0).size(), 0);
+  });
+}
+
+}  // namespace
+}  // namespace lathe::test
