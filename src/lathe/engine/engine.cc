@@ -1,0 +1,274 @@
+#include "lathe/engine/engine.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "lathe/head/log_prob_head.h"
+#include "lathe/model/checkpoint.h"
+#include "lathe/model/flops.h"
+
+namespace lathe {
+
+Engine::Engine(Device& device, Communicator& communicator, const ModelConfig& config, const ParameterLayout& layout,
+               const EngineOptions& options, Log& log)
+    : device_(device), communicator_(communicator), config_(config), options_(options), log_(log) {
+  thread_ = std::make_unique<DeviceThread>(options_.max_inflight);
+  thread_->run([&] {
+    store_ = std::make_unique<ParameterStore>(device_, communicator_, layout,
+                                              ParameterStoreOptions{.weight_dtype = options_.weight_dtype,
+                                                                    .trainable = options_.trainable,
+                                                                    .frozen = options_.frozen});
+    if (!options_.frozen) {
+      optimizer_ = std::make_unique<Optimizer>(device_, communicator_, *store_, options_.optimizer,
+                                               options_.total_steps);
+    }
+    context_ = std::make_unique<ModelContext>(
+        ModelContext{device_, communicator_, *store_, config_,
+                     DecoderOptions{.compute = options_.compute,
+                                    .delta_rule_chunk = options_.delta_rule_chunk,
+                                    .exclude_padding_from_routing = options_.exclude_padding_from_routing}});
+    decoder_ = std::make_unique<Decoder>(*context_);
+  });
+}
+
+Engine::~Engine() = default;
+
+void Engine::load(const HfFolder& folder) {
+  thread_->run([&] { store_->load(folder); });
+}
+
+Tensor Engine::upload(const std::vector<double>& values, const std::string& name) const {
+  const Shape shape{static_cast<int64_t>(values.size())};
+  Tensor out = device_.activation(shape, name);
+  if (device_.float_type() == DType::kF64) {
+    device_.memory->copy_from_host(out, values.data());
+  } else {
+    const std::vector<float> narrow(values.begin(), values.end());
+    device_.memory->copy_from_host(out, narrow.data());
+  }
+  return out;
+}
+
+std::vector<double> Engine::download(ConstView view) const {
+  std::vector<double> out(static_cast<size_t>(view.size()));
+  if (view.dtype == DType::kF64) {
+    device_.memory->copy_to_host(out.data(), view);
+  } else {
+    std::vector<float> narrow(out.size());
+    device_.memory->copy_to_host(narrow.data(), view);
+    std::copy(narrow.begin(), narrow.end(), out.begin());
+  }
+  return out;
+}
+
+std::shared_ptr<PreparedMicroBatch> Engine::prepare(MicroBatch micro_batch) {
+  auto prepared = std::make_shared<PreparedMicroBatch>();
+  prepared->host = std::move(micro_batch);
+  const MicroBatch& host = prepared->host;
+  const auto place = [&](const std::vector<int32_t>& values, const char* name) {
+    Tensor out = device_.indices(Shape{static_cast<int64_t>(values.size())}, name);
+    device_.memory->copy_from_host(out, values.data());
+    return out;
+  };
+  prepared->ids = place(host.ids, "batch.ids");
+  prepared->segments = place(host.segment_ids, "batch.segments");
+  prepared->positions = place(host.positions, "batch.positions");
+  prepared->hidden_index = place(host.hidden_index, "batch.hidden_index");
+  prepared->targets = place(host.targets, "batch.targets");
+  prepared->temperature =
+      upload(std::vector<double>(host.temperature.begin(), host.temperature.end()), "batch.temperature");
+  for (const auto& layer : host.forced_experts) {
+    Tensor forced = device_.indices(Shape{host.tokens(), config_.num_experts_per_tok}, "batch.forced_experts");
+    device_.memory->copy_from_host(forced, layer.data());
+    prepared->forced_experts.push_back(std::move(forced));
+  }
+  return prepared;
+}
+
+BatchView Engine::batch_view(const PreparedMicroBatch& prepared) const {
+  BatchView view{.rows = prepared.host.rows,
+                 .row_length = prepared.host.row_length,
+                 .ids = prepared.ids,
+                 .segments = prepared.segments,
+                 .positions = prepared.positions,
+                 .forced_experts = {}};
+  for (const Tensor& forced : prepared.forced_experts) view.forced_experts.emplace_back(forced);
+  return view;
+}
+
+// The scored positions between the last layer and the loss.
+struct Engine::Scored {
+  Tensor hidden;  // gathered, before the final norm
+  Tensor normed, rstd;
+  Tensor logprobs;
+  HeadSaved head;
+};
+
+Engine::Scored Engine::score_positions(const PreparedMicroBatch& prepared, ConstView hidden, Phase phase) {
+  Queue& queue = *device_.queue;
+  const int64_t n = prepared.host.scored();
+  Scored out;
+  // Gathered before the final norm: a row that is two thirds prompt costs a third.
+  out.hidden = device_.activation(Shape{n, config_.hidden_size}, "head.hidden");
+  device_.kernels.gather_rows(queue, hidden, prepared.hidden_index, out.hidden);
+  const GatheredWeights weights = store_->gather(kHeadUnit, phase);
+  out.normed = device_.activation(Shape{n, config_.hidden_size}, "head.normed");
+  out.rstd = device_.activation(Shape{n}, "head.rstd");
+  device_.kernels.rmsnorm_forward(queue, {.eps = config_.rms_norm_eps, .offset = config_.norm_offset}, out.hidden,
+                                  weights[ParameterRole::kFinalNorm], out.normed, out.rstd);
+  out.logprobs = device_.activation(Shape{n}, "head.logprobs");
+  const ConstView table =
+      config_.tie_word_embeddings ? weights[ParameterRole::kEmbedding] : weights[ParameterRole::kLmHead];
+  score_log_probs(device_, {.chunk = options_.head_chunk, .compute = options_.compute}, out.normed, table,
+                  prepared.targets, prepared.temperature, out.logprobs, out.head);
+  return out;
+}
+
+LossResult Engine::loss_of(const MicroBatch& batch, const TokenScores& scores) const {
+  const std::vector<uint8_t> mask(static_cast<size_t>(batch.scored()), 1);
+  return grpo_loss(options_.grpo, {.logprobs = scores.logprobs,
+                                   .entropy = scores.entropy,
+                                   .advantage = batch.advantage,
+                                   .mask = mask,
+                                   .sequence = batch.sequence,
+                                   .sequences = batch.sequences(),
+                                   .old_logprobs = batch.old_logprobs,
+                                   .ref_logprobs = batch.ref_logprobs,
+                                   .rollout_logprobs = batch.rollout_logprobs,
+                                   .overlong = batch.overlong});
+}
+
+void Engine::backward_from_scores(const PreparedMicroBatch& prepared, Scored& scored, const LossResult& loss,
+                                  std::vector<LayerSaved>& saved) {
+  Queue& queue = *device_.queue;
+  const int64_t n = prepared.host.scored();
+  Tensor d_hidden = device_.activation(Shape{prepared.host.tokens(), config_.hidden_size}, "dhidden");
+  {
+    const GatheredWeights weights = store_->gather(kHeadUnit, Phase::kBackward);
+    const Tensor d_logprobs = upload(loss.dlogprobs, "head.dlogprobs");
+    const Tensor d_entropy = loss.dentropy.empty() ? Tensor() : upload(loss.dentropy, "head.dentropy");
+    Tensor d_normed = device_.activation(Shape{n, config_.hidden_size}, "head.dnormed");
+    const ParameterRole table = config_.tie_word_embeddings ? ParameterRole::kEmbedding : ParameterRole::kLmHead;
+    score_log_probs_backward(device_, {.chunk = options_.head_chunk, .compute = options_.compute}, d_logprobs, d_entropy,
+                             scored.normed, weights[table], prepared.targets, prepared.temperature, scored.head,
+                             d_normed, store_->target(table));
+    Tensor d_scored = device_.activation(Shape{n, config_.hidden_size}, "head.dhidden");
+    Tensor scratch = device_.scratch(rmsnorm_backward_scratch(n, config_.hidden_size), "head.norm partials");
+    device_.kernels.rmsnorm_backward(queue, {.eps = config_.rms_norm_eps, .offset = config_.norm_offset}, d_normed,
+                                     scored.hidden, weights[ParameterRole::kFinalNorm], scored.rstd, d_scored,
+                                     store_->target(ParameterRole::kFinalNorm), scratch);
+    device_.kernels.fill(queue, 0, d_hidden);
+    device_.kernels.scatter_add_rows(queue, d_scored, prepared.hidden_index, d_hidden);
+  }
+  scored = {};
+  store_->finish(kHeadUnit);
+  decoder_->backward(batch_view(prepared), saved, std::move(d_hidden));
+}
+
+void Engine::run_fwd_bwd(const PreparedMicroBatch& prepared) {
+  const double start = steady_seconds();
+  std::vector<LayerSaved> saved;
+  std::vector<ExpertCounts> counts;
+  Tensor hidden = decoder_->forward(batch_view(prepared), keep_all_, &saved, &counts);
+  Scored scored = score_positions(prepared, hidden, Phase::kForward);
+  hidden.reset();
+  const LossResult loss =
+      loss_of(prepared.host, {download(scored.logprobs), download(scored.head.entropy)});
+  backward_from_scores(prepared, scored, loss, saved);
+
+  StepResult& step = accumulated_;
+  step.stats.add(loss.stats);
+  loss_sum_ += loss.sum;
+  denominator_sum_ += loss.denom;
+  for (const ExpertCounts& count : counts) {
+    int64_t total = 0;
+    for (const int64_t c : count) total += c;
+    if (total == 0) continue;
+    const double mean = static_cast<double>(total) / static_cast<double>(count.size());
+    step.moe_max_load =
+        std::max(step.moe_max_load, static_cast<double>(*std::max_element(count.begin(), count.end())) / mean);
+  }
+  std::vector<int64_t> lengths(static_cast<size_t>(prepared.host.sequences()), 0);
+  for (int64_t t = 0, sequence = -1; t < prepared.host.tokens(); ++t) {
+    if (prepared.host.segment_ids[static_cast<size_t>(t)] == 0) continue;
+    if (prepared.host.positions[static_cast<size_t>(t)] == 0) ++sequence;
+    ++lengths[static_cast<size_t>(sequence)];
+  }
+  step.flops += model_flops(config_, lengths, prepared.host.scored());
+  step.fwd_bwd_s += steady_seconds() - start;
+}
+
+void Engine::fwd_bwd(std::shared_ptr<PreparedMicroBatch> prepared) {
+  LATHE_CHECK(optimizer_ != nullptr, "a frozen engine does not train");
+  if (remat_choice_.empty()) plan_remat(prepared->host.rows, prepared->host.row_length);
+  thread_->submit([this, prepared = std::move(prepared)] { run_fwd_bwd(*prepared); });
+}
+
+void Engine::run_update(int64_t step) {
+  const double start = steady_seconds();
+  std::array<double, 3> sums{loss_sum_, denominator_sum_, accumulated_.stats.kept};
+  communicator_.all_reduce_sum({kAxisAll, Phase::kUpdate, "loss"}, sums);
+  StepResult result = std::exchange(accumulated_, {});
+  result.step = step;
+  result.denominator = step_denominator(options_.grpo, sums[1], sums[2]);
+  result.loss = result.denominator > 0 ? sums[0] / result.denominator : 0;
+  result.update = optimizer_->update(step - 1, result.denominator, result.loss);
+  loss_sum_ = 0;
+  denominator_sum_ = 0;
+  store_->clear_gradients();
+  result.update_s = steady_seconds() - start;
+  finished_ = std::move(result);
+}
+
+void Engine::update() {
+  ++step_;
+  thread_->submit_uncounted([this, step = step_] { run_update(step); });
+}
+
+double Engine::wait_for_device() { return thread_->wait(); }
+
+StepResult Engine::metrics() {
+  thread_->wait();
+  LATHE_CHECK(finished_.has_value(), "metrics before the first update");
+  finished_->idle_s = thread_->take_idle_seconds();
+  return *finished_;
+}
+
+TokenScores Engine::score(std::shared_ptr<PreparedMicroBatch> prepared) {
+  TokenScores out;
+  thread_->run([&] {
+    Tensor hidden = decoder_->forward(batch_view(*prepared), {}, nullptr, nullptr);
+    const Scored scored = score_positions(*prepared, hidden, Phase::kForward);
+    out = {download(scored.logprobs), download(scored.head.entropy)};
+  });
+  return out;
+}
+
+void Engine::write_gradients(const std::string& path) {
+  thread_->run([&] {
+    store_->complete_gradients();
+    std::array<double, 2> sums{denominator_sum_, accumulated_.stats.kept};
+    communicator_.all_reduce_sum({kAxisAll, Phase::kUpdate, "loss"}, sums);
+    const double denominator = step_denominator(options_.grpo, sums[0], sums[1]);
+    const double scale = denominator > 0 ? 1 / denominator : 0;
+    write_hf_tensors(
+        path, store_->layout(),
+        [&](size_t parameter, std::span<float> to) {
+          if (store_->parameters()[parameter].trains()) store_->read_gradient(parameter, scale, to);
+        },
+        [&](const std::string& tensor) { return store_->tensor_trains(tensor); });
+  });
+}
+
+void Engine::export_to(const HfFolder& source, const std::string& to) {
+  thread_->exclude_idle(true);
+  thread_->run([&] {
+    export_model(
+        source, store_->layout(), [&](size_t parameter, std::span<float> out) { store_->read_value(parameter, out); },
+        [&](const std::string& tensor) { return store_->tensor_trains(tensor); }, to);
+  });
+  thread_->exclude_idle(false);
+}
+
+}  // namespace lathe

@@ -1,0 +1,132 @@
+// The training engine: fwd_bwd (asynchronous, at most two in flight), update, prepare, wait_for_device, metrics.
+// A step is K x fwd_bwd, then update. Device work runs on its own thread; the caller packs and reads meanwhile.
+// Called from one host thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lathe/core/log.h"
+#include "lathe/data/micro_batch.h"
+#include "lathe/engine/device_thread.h"
+#include "lathe/engine/optimizer.h"
+#include "lathe/grpo/loss.h"
+#include "lathe/model/decoder.h"
+
+namespace lathe {
+
+enum class RematPolicy : uint8_t { kAuto, kFull, kNone };
+
+struct EngineOptions {
+  GrpoConfig grpo;
+  OptimizerConfig optimizer;
+  int64_t total_steps = 1;
+  DType weight_dtype = DType::kF32;
+  DType compute = DType::kF32;
+  std::vector<std::string> trainable;
+  bool frozen = false;  // scoring only: no gradients, no optimizer
+  int64_t head_chunk = 1024;
+  int64_t delta_rule_chunk = 64;
+  bool exclude_padding_from_routing = true;
+  RematPolicy remat = RematPolicy::kAuto;
+  int64_t memory_budget = 0;  // bytes, for remat auto
+  int max_inflight = 2;
+};
+
+// A micro-batch with its index arrays on the device.
+struct PreparedMicroBatch {
+  MicroBatch host;
+  Tensor ids, segments, positions;
+  Tensor hidden_index, targets, temperature;
+  std::vector<Tensor> forced_experts;
+};
+
+// What happened in one optimizer step.
+struct StepResult {
+  int64_t step = 0;  // 1-based
+  LossStats stats;
+  double loss = 0;          // numerator / denominator of the whole step
+  double denominator = 0;
+  UpdateResult update;
+  double fwd_bwd_s = 0;     // device time
+  double update_s = 0;
+  double idle_s = 0;        // device without queued work between the end of one update and the end of the next
+  double moe_max_load = 0;  // largest tokens-per-expert over its mean, over MoE layers and micro-batches
+  double flops = 0;         // model FLOPs by the definition of perf/model_flops_per_s
+};
+
+struct TokenScores {  // per scored token of a micro-batch
+  std::vector<double> logprobs;
+  std::vector<double> entropy;
+};
+
+class Engine {
+ public:
+  Engine(Device& device, Communicator& communicator, const ModelConfig& config, const ParameterLayout& layout,
+         const EngineOptions& options, Log& log);
+  ~Engine();
+
+  void load(const HfFolder& folder);  // waits
+
+  [[nodiscard]] std::shared_ptr<PreparedMicroBatch> prepare(MicroBatch micro_batch);
+  void fwd_bwd(std::shared_ptr<PreparedMicroBatch> prepared);
+  void update();
+  double wait_for_device();
+  // Waits for the newest update; the result of it. Internal error when there was none.
+  [[nodiscard]] StepResult metrics();
+
+  // Log-probs and entropies with the live weights (or those `reference` was loaded with); waits.
+  [[nodiscard]] TokenScores score(std::shared_ptr<PreparedMicroBatch> prepared);
+
+  // Waits, then the accumulated gradients divided by the step's denominator, before clipping.
+  void write_gradients(const std::string& path);
+  // Waits, then writes a model folder into `to` (exists) in the layout of `source`.
+  void export_to(const HfFolder& source, const std::string& to);
+  // Waits, then writes the optimizer's state into `to`/trainer (created).
+  void save_trainer_state(const std::string& to);
+
+  [[nodiscard]] int64_t step() const { return step_; }
+  [[nodiscard]] std::string remat_choice() const { return remat_choice_; }
+  [[nodiscard]] ParameterStore& store() { return *store_; }
+  // Decides which layers keep their activations for micro-batches of this shape, and says so once.
+  void plan_remat(int64_t rows, int64_t row_length);
+  // For tests: the raw gradient sums on the device after waiting.
+  [[nodiscard]] DeviceThread& device_thread() { return *thread_; }
+
+ private:
+  void run_fwd_bwd(const PreparedMicroBatch& prepared);
+  void run_update(int64_t step);
+  [[nodiscard]] BatchView batch_view(const PreparedMicroBatch& prepared) const;
+  // hidden -> normed hidden of the scored positions and their rstd.
+  struct Scored;
+  [[nodiscard]] Scored score_positions(const PreparedMicroBatch& prepared, ConstView hidden, Phase phase);
+  void backward_from_scores(const PreparedMicroBatch& prepared, Scored& scored, const LossResult& loss,
+                            std::vector<LayerSaved>& saved);
+  [[nodiscard]] LossResult loss_of(const MicroBatch& batch, const TokenScores& scores) const;
+  [[nodiscard]] Tensor upload(const std::vector<double>& values, const std::string& name) const;
+  [[nodiscard]] std::vector<double> download(ConstView view) const;
+
+  Device& device_;
+  Communicator& communicator_;
+  ModelConfig config_;
+  EngineOptions options_;
+  Log& log_;
+  std::unique_ptr<ParameterStore> store_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<ModelContext> context_;
+  std::unique_ptr<Decoder> decoder_;
+  std::vector<bool> keep_all_;
+  std::string remat_choice_;
+  int64_t step_ = 0;       // updates submitted
+  StepResult accumulated_;  // of the step in progress; device thread
+  double loss_sum_ = 0;
+  double denominator_sum_ = 0;
+  std::optional<StepResult> finished_;  // newest update; read after waiting
+  std::unique_ptr<DeviceThread> thread_;  // last: stops before what its work uses is gone
+};
+
+}  // namespace lathe
