@@ -120,7 +120,7 @@ Engine::Scored Engine::score_positions(const PreparedMicroBatch& prepared, Const
   out.logprobs = device_.activation(Shape{n}, "head.logprobs");
   const ConstView table =
       config_.tie_word_embeddings ? weights[ParameterRole::kEmbedding] : weights[ParameterRole::kLmHead];
-  score_log_probs(device_, {.chunk = options_.head_chunk, .compute = options_.compute}, out.normed, table,
+  lathe::score(device_, {.chunk = options_.head_chunk, .compute = options_.compute}, out.normed, table,
                   prepared.targets, prepared.temperature, out.logprobs, out.head);
   return out;
 }
@@ -150,7 +150,7 @@ void Engine::backward_from_scores(const PreparedMicroBatch& prepared, Scored& sc
     const Tensor d_entropy = loss.dentropy.empty() ? Tensor() : upload(loss.dentropy, "head.dentropy");
     Tensor d_normed = device_.activation(Shape{n, config_.hidden_size}, "head.dnormed");
     const ParameterRole table = config_.tie_word_embeddings ? ParameterRole::kEmbedding : ParameterRole::kLmHead;
-    score_log_probs_backward(device_, {.chunk = options_.head_chunk, .compute = options_.compute}, d_logprobs, d_entropy,
+    score_backward(device_, {.chunk = options_.head_chunk, .compute = options_.compute}, d_logprobs, d_entropy,
                              scored.normed, weights[table], prepared.targets, prepared.temperature, scored.head,
                              d_normed, store_->target(table));
     Tensor d_scored = device_.activation(Shape{n, config_.hidden_size}, "head.dhidden");
@@ -205,9 +205,9 @@ void Engine::fwd_bwd(std::shared_ptr<PreparedMicroBatch> prepared) {
   thread_->submit([this, prepared = std::move(prepared)] { run_fwd_bwd(*prepared); });
 }
 
-void Engine::run_update(int64_t step) {
+StepResult Engine::run_update(int64_t step) {
   const double start = steady_seconds();
-  std::array<double, 3> sums{loss_sum_, denominator_sum_, accumulated_.stats.kept};
+  std::array<double, 3> sums{loss_sum_, denominator_sum_, accumulated_.stats.active_sequences};
   communicator_.all_reduce_sum({kAxisAll, Phase::kUpdate, "loss"}, sums);
   StepResult result = std::exchange(accumulated_, {});
   result.step = step;
@@ -218,22 +218,26 @@ void Engine::run_update(int64_t step) {
   denominator_sum_ = 0;
   store_->clear_gradients();
   result.update_s = steady_seconds() - start;
-  finished_ = std::move(result);
+  result.idle_s = thread_->take_idle_seconds();
+  return result;
 }
 
-void Engine::update() {
+std::future<StepResult> Engine::update() {
   ++step_;
-  thread_->submit_uncounted([this, step = step_] { run_update(step); });
+  auto promise = std::make_shared<std::promise<StepResult>>();
+  std::future<StepResult> result = promise->get_future();
+  thread_->submit_uncounted([this, step = step_, promise] {
+    try {
+      promise->set_value(run_update(step));
+    } catch (...) {  // NOLINT: both to the holder of the future and to the device thread
+      promise->set_exception(std::current_exception());
+      throw;
+    }
+  });
+  return result;
 }
 
 double Engine::wait_for_device() { return thread_->wait(); }
-
-StepResult Engine::metrics() {
-  thread_->wait();
-  LATHE_CHECK(finished_.has_value(), "metrics before the first update");
-  finished_->idle_s = thread_->take_idle_seconds();
-  return *finished_;
-}
 
 TokenScores Engine::score(std::shared_ptr<PreparedMicroBatch> prepared) {
   TokenScores out;
@@ -248,7 +252,7 @@ TokenScores Engine::score(std::shared_ptr<PreparedMicroBatch> prepared) {
 void Engine::write_gradients(const std::string& path) {
   thread_->run([&] {
     store_->complete_gradients();
-    std::array<double, 2> sums{denominator_sum_, accumulated_.stats.kept};
+    std::array<double, 2> sums{denominator_sum_, accumulated_.stats.active_sequences};
     communicator_.all_reduce_sum({kAxisAll, Phase::kUpdate, "loss"}, sums);
     const double denominator = step_denominator(options_.grpo, sums[0], sums[1]);
     const double scale = denominator > 0 ? 1 / denominator : 0;

@@ -1,12 +1,12 @@
-// The training engine: fwd_bwd (asynchronous, at most two in flight), update, prepare, wait_for_device, metrics.
+// The training engine: fwd_bwd (asynchronous, at most two in flight), update, prepare, wait_for_device.
 // A step is K x fwd_bwd, then update. Device work runs on its own thread; the caller packs and reads meanwhile.
 // Called from one host thread.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -74,10 +74,9 @@ class Engine {
 
   [[nodiscard]] std::shared_ptr<PreparedMicroBatch> prepare(MicroBatch micro_batch);
   void fwd_bwd(std::shared_ptr<PreparedMicroBatch> prepared);
-  void update();
+  // Queues the optimizer step; its result comes when the device is there. get() throws what stopped the device.
+  [[nodiscard]] std::future<StepResult> update();
   double wait_for_device();
-  // Waits for the newest update; the result of it. Internal error when there was none.
-  [[nodiscard]] StepResult metrics();
 
   // Log-probs and entropies with the live weights (or those `reference` was loaded with); waits.
   [[nodiscard]] TokenScores score(std::shared_ptr<PreparedMicroBatch> prepared);
@@ -99,7 +98,7 @@ class Engine {
 
  private:
   void run_fwd_bwd(const PreparedMicroBatch& prepared);
-  void run_update(int64_t step);
+  [[nodiscard]] StepResult run_update(int64_t step);
   [[nodiscard]] BatchView batch_view(const PreparedMicroBatch& prepared) const;
   // hidden -> normed hidden of the scored positions and their rstd.
   struct Scored;
@@ -125,7 +124,6 @@ class Engine {
   StepResult accumulated_;  // of the step in progress; device thread
   double loss_sum_ = 0;
   double denominator_sum_ = 0;
-  std::optional<StepResult> finished_;  // newest update; read after waiting
   std::unique_ptr<DeviceThread> thread_;  // last: stops before what its work uses is gone
 };
 

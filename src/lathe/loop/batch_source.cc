@@ -1,0 +1,59 @@
+#include "lathe/loop/batch_source.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "lathe/core/error.h"
+
+namespace lathe {
+
+std::vector<std::vector<Trajectory>> split_by_groups(std::vector<Trajectory> trajectories, int64_t count) {
+  std::vector<std::vector<Trajectory>> batches;
+  if (count <= 0) {
+    batches.push_back(std::move(trajectories));
+    return batches;
+  }
+  std::vector<std::vector<size_t>> groups;
+  std::map<std::string, size_t> number;
+  for (size_t i = 0; i < trajectories.size(); ++i) {
+    const auto [found, added] = number.emplace(trajectories[i].group, groups.size());
+    if (added) groups.emplace_back();
+    groups[found->second].push_back(i);
+  }
+  for (const std::vector<size_t>& group : groups) {
+    if (batches.empty() || batches.back().size() + group.size() > static_cast<size_t>(count)) batches.emplace_back();
+    for (const size_t i : group) batches.back().push_back(std::move(trajectories[i]));
+  }
+  return batches;
+}
+
+BatchSource::BatchSource(const std::string& pattern, int64_t trajectories_per_step, const RolloutOptions& options,
+                         Log& log)
+    : files_(rollout_files(pattern)), trajectories_per_step_(trajectories_per_step), options_(options), log_(log) {}
+
+void BatchSource::read_file() {
+  if (next_file_ == files_.size()) {
+    next_file_ = 0;
+    ++epoch_;
+    log_.info("all {} rollout files are used: epoch {} begins", files_.size(), epoch_ + 1);
+  }
+  RolloutFile file = read_rollouts(files_[next_file_++], options_);
+  for (const std::string& warning : file.warnings) log_.warning("{}: {}", file.path, warning);
+  if (file.trajectories.empty()) {
+    data_error(file.path, "no trajectories", "a step needs at least one line; see docs/rollouts.md");
+  }
+  for (auto& trajectories : split_by_groups(std::move(file.trajectories), trajectories_per_step_)) {
+    pending_.push_back({file.path, std::move(trajectories), std::exchange(file.bad_lines, 0), epoch_});
+  }
+  std::reverse(pending_.begin(), pending_.end());
+}
+
+StepBatch BatchSource::next() {
+  if (pending_.empty()) read_file();
+  StepBatch batch = std::move(pending_.back());
+  pending_.pop_back();
+  return batch;
+}
+
+}  // namespace lathe

@@ -1,0 +1,45 @@
+// The trajectories of each optimizer batch, from rollout files: one file a batch, or chunks of whole groups of
+// data.trajectories_per_step. After the last batch they repeat from the first.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lathe/core/log.h"
+#include "lathe/data/rollouts.h"
+
+namespace lathe {
+
+struct StepBatch {
+  std::string file;
+  std::vector<Trajectory> trajectories;
+  int64_t bad_lines = 0;  // of the file, counted with its first batch
+  int64_t epoch = 0;      // 0 the first time through
+};
+
+class BatchSource {
+ public:
+  // Data errors: no file, or a file without trajectories.
+  BatchSource(const std::string& pattern, int64_t trajectories_per_step, const RolloutOptions& options, Log& log);
+
+  [[nodiscard]] StepBatch next();
+  [[nodiscard]] const std::vector<std::string>& files() const { return files_; }
+
+ private:
+  void read_file();
+
+  std::vector<std::string> files_;
+  int64_t trajectories_per_step_;
+  RolloutOptions options_;
+  Log& log_;
+  size_t next_file_ = 0;
+  int64_t epoch_ = 0;
+  std::vector<StepBatch> pending_;  // batches of the current file, last first
+};
+
+// Cuts a file's trajectories into batches of at most `count` (at least one group), groups whole and in order of their
+// first line. count 0: one batch.
+[[nodiscard]] std::vector<std::vector<Trajectory>> split_by_groups(std::vector<Trajectory> trajectories, int64_t count);
+
+}  // namespace lathe

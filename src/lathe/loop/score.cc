@@ -1,0 +1,138 @@
+#include "lathe/loop/score.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "lathe/core/error.h"
+#include "lathe/data/rollouts.h"
+#include "lathe/loop/setup.h"
+
+namespace lathe {
+namespace fs = std::filesystem;
+namespace {
+
+struct LineScores {
+  std::vector<float> logprobs;
+  std::vector<float> entropy;
+};
+
+// Rows as long as the longest trajectory, unless a length was set.
+int64_t scoring_row_length(const RunConfig& config, const RolloutFile& file) {
+  int64_t longest = 0;
+  for (const Trajectory& t : file.trajectories) longest = std::max(longest, t.tokens());
+  const int64_t alignment = std::max<int64_t>(config.data.segment_alignment, 1);
+  if (config.data.row_length == 0) return (longest + alignment - 1) / alignment * alignment;
+  for (const Trajectory& t : file.trajectories) {
+    if (t.tokens() <= config.data.row_length) continue;
+    data_error(fmt::format("{}:{}", file.path, t.line),
+               fmt::format("the trajectory has {} tokens, but data.row_length is {}", t.tokens(), config.data.row_length),
+               fmt::format("set data.row_length to at least {}, or leave it out", t.tokens()));
+  }
+  return config.data.row_length;
+}
+
+void write_scores(const std::string& out, const RolloutFile& file, const std::vector<LineScores>& scores) {
+  const fs::path beside = out + ".tmp";
+  {
+    std::ofstream stream(beside, std::ios::binary);
+    if (!stream) config_error("--out", fmt::format("'{}' cannot be opened for writing", out), "choose a writable path");
+    for (size_t i = 0; i < scores.size(); ++i) {
+      stream << scored_line(file.text[i], scores[i].logprobs, scores[i].entropy) << '\n';
+    }
+    stream.flush();
+    if (!stream) {
+      std::error_code ignored;
+      fs::remove(beside, ignored);
+      retryable_error(out, "cannot be written", "is the disk full?");
+    }
+  }
+  fs::rename(beside, out);
+}
+
+ScoreSummary summarize(const RolloutFile& file, const std::vector<LineScores>& scores) {
+  ScoreSummary summary;
+  double total = 0;
+  double rewarded = 0;
+  double unrewarded = 0;
+  int64_t rewarded_tokens = 0;
+  int64_t unrewarded_tokens = 0;
+  for (size_t i = 0; i < scores.size(); ++i) {
+    const Trajectory& t = file.trajectories[i];
+    ++summary.trajectories;
+    summary.tokens += t.tokens();
+    for (size_t j = 0; j < t.completion_ids.size(); ++j) {
+      if (t.completion_mask[j] == 0) continue;
+      const auto logprob = static_cast<double>(scores[i].logprobs[j]);
+      ++summary.scored_tokens;
+      total += logprob;
+      if (!t.reward.has_value()) continue;
+      (*t.reward > 0 ? rewarded : unrewarded) += logprob;
+      (*t.reward > 0 ? rewarded_tokens : unrewarded_tokens) += 1;
+    }
+  }
+  summary.mean_logprob = total / static_cast<double>(summary.scored_tokens);
+  summary.mean_logprob_rewarded = rewarded / static_cast<double>(rewarded_tokens);
+  summary.mean_logprob_unrewarded = unrewarded / static_cast<double>(unrewarded_tokens);
+  return summary;
+}
+
+}  // namespace
+
+ScoreSummary score(const RunConfig& config, const std::string& rollouts, const std::string& out, Log& log) {
+  Notes notes;
+  const DeviceOptions device_settings = device_options(config, &notes);
+  const LoadedModel model = open_model(config.model.path, log);
+  RolloutOptions reading;
+  reading.vocab_size = model.config.vocab_size;
+  reading.skip_bad_lines = config.data.on_bad_line == "skip";
+  reading.keep_text = true;
+  const RolloutFile file = read_rollouts(rollouts, reading);
+  for (const std::string& warning : file.warnings) log.warning("{}: {}", file.path, warning);
+  if (file.trajectories.empty()) data_error(rollouts, "no trajectories", "scoring needs at least one line");
+
+  PackingOptions packing = packing_options(config);
+  packing.row_length = scoring_row_length(config, file);
+  check_packing_options(packing);
+  MicroBatchOptions batching = micro_batch_options(config, model.config);
+  batching.score_all_completion_tokens = true;
+
+  EngineOptions options = engine_options(config, device_settings, &notes);
+  options.frozen = true;
+  options.trainable.clear();
+  Device device(device_settings);
+  const std::unique_ptr<Communicator> communicator = make_solo_communicator();
+  Engine engine(device, *communicator, model.config, model.layout, options, log);
+  engine.load(*model.folder);
+  for (const auto& [key, choice] : notes) log.info("{}: {}", key, choice);
+
+  const double start = steady_seconds();
+  std::vector<int64_t> lengths;
+  std::vector<LineScores> scores;
+  for (const Trajectory& t : file.trajectories) {
+    lengths.push_back(t.tokens());
+    const std::vector<float> none(t.completion_ids.size(), std::nanf(""));
+    scores.push_back({none, none});
+  }
+  for (const PackedMicroBatch& packed : pack(lengths, packing)) {
+    MicroBatch batch = build_micro_batch(packed, file.trajectories, {}, packing.row_length, batching);
+    const auto prepared = engine.prepare(std::move(batch));
+    const TokenScores result = engine.score(prepared);
+    const MicroBatch& host = prepared->host;
+    for (int64_t i = 0; i < host.scored(); ++i) {
+      const auto at = static_cast<size_t>(i);
+      LineScores& line = scores[static_cast<size_t>(host.item[static_cast<size_t>(host.sequence[at])])];
+      const auto position = static_cast<size_t>(host.completion_position[at]);
+      line.logprobs[position] = static_cast<float>(result.logprobs[at]);
+      line.entropy[position] = static_cast<float>(result.entropy[at]);
+    }
+  }
+  ScoreSummary summary = summarize(file, scores);
+  summary.seconds = steady_seconds() - start;
+  summary.tokens_per_s = static_cast<double>(summary.tokens) / summary.seconds;
+  write_scores(out, file, scores);
+  return summary;
+}
+
+}  // namespace lathe

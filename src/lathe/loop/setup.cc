@@ -1,0 +1,80 @@
+#include "lathe/loop/setup.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace lathe {
+namespace {
+
+int64_t free_memory_bytes() { return static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGE_SIZE); }
+
+}  // namespace
+
+DeviceOptions device_options(const RunConfig& config, Notes* notes) {
+  DeviceOptions options;
+  options.name = config.run.device;
+  options.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : available_cores();
+  if (options.name == "cpu") options.isa = chosen_isa();
+  if (config.run.threads == 0) notes->emplace_back("run.threads", std::to_string(options.threads));
+  notes->emplace_back("isa", options.name == "cpu" ? isa_name(options.isa) : "ref");
+  return options;
+}
+
+LoadedModel open_model(const std::string& path, Log& log) {
+  LoadedModel model;
+  std::vector<std::string> warnings;
+  model.config = read_model_config(path, &warnings);
+  model.folder = std::make_unique<HfFolder>(path);
+  model.layout = layout_of_folder(model.config, *model.folder, &warnings);
+  for (const std::string& warning : warnings) log.warning("{}", warning);
+  return model;
+}
+
+EngineOptions engine_options(const RunConfig& config, const DeviceOptions& device, Notes* notes) {
+  EngineOptions options;
+  options.grpo = config.grpo;
+  options.optimizer = config.optimizer;
+  options.total_steps = std::max<int64_t>(config.run.steps, 1);
+  options.trainable = config.model.trainable;
+  options.weight_dtype = config.model.weight_dtype == "bf16" ? DType::kBF16 : DType::kF32;
+  const bool native = device.name == "cpu" && has_native_bf16(device.isa);
+  options.compute = config.model.compute_dtype == "bf16" || (config.model.compute_dtype == "auto" && native)
+                        ? DType::kBF16
+                        : DType::kF32;
+  if (config.model.compute_dtype == "auto") {
+    notes->emplace_back("model.compute_dtype",
+                        native ? "bf16: this processor multiplies it natively" : "f32: no native bf16 products here");
+  }
+  options.head_chunk = config.head.chunk;
+  if (config.head.mode == "auto") notes->emplace_back("head.mode", "chunked: the mode of this version");
+  options.delta_rule_chunk = config.gdn.chunk;
+  options.exclude_padding_from_routing = config.moe.exclude_padding_from_routing;
+  options.remat = config.remat.policy == "full"   ? RematPolicy::kFull
+                  : config.remat.policy == "none" ? RematPolicy::kNone
+                                                  : RematPolicy::kAuto;
+  options.memory_budget = config.run.memory_budget > 0
+                              ? config.run.memory_budget
+                              : static_cast<int64_t>(0.7 * static_cast<double>(free_memory_bytes()));
+  options.max_inflight = static_cast<int>(config.engine.max_inflight);
+  return options;
+}
+
+MicroBatchOptions micro_batch_options(const RunConfig& config, const ModelConfig& model) {
+  return {.score_all_completion_tokens = false,
+          .moe_layers = model.num_moe_layers(),
+          .top_k = model.num_experts_per_tok,
+          .experts = model.num_experts,
+          .use_forced_experts = config.moe.forced_routing == "auto"};
+}
+
+PackingOptions packing_options(const RunConfig& config) {
+  return {.row_length = config.data.row_length,
+          .rows_per_micro_batch = config.data.rows_per_micro_batch,
+          .max_segments = config.data.max_segments,
+          .segment_alignment = config.data.segment_alignment,
+          .pad_at_start = config.data.pad_position == "start",
+          .pad_alignment = config.data.pad_alignment};
+}
+
+}  // namespace lathe

@@ -1,0 +1,32 @@
+// From a RunConfig to the parts of a run: device, model folder, engine. Shared by train and score.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lathe/core/log.h"
+#include "lathe/engine/engine.h"
+#include "lathe/io/hf_folder.h"
+#include "lathe/loop/run_config.h"
+
+namespace lathe {
+
+// The choices behind `auto` values: name of the key, and what was chosen and why.
+using Notes = std::vector<std::pair<std::string, std::string>>;
+
+struct LoadedModel {
+  ModelConfig config;
+  std::unique_ptr<HfFolder> folder;
+  ParameterLayout layout;
+};
+
+[[nodiscard]] DeviceOptions device_options(const RunConfig& config, Notes* notes);
+// Reads and checks config.json and every header; warnings go to the log.
+[[nodiscard]] LoadedModel open_model(const std::string& path, Log& log);
+[[nodiscard]] EngineOptions engine_options(const RunConfig& config, const DeviceOptions& device, Notes* notes);
+[[nodiscard]] MicroBatchOptions micro_batch_options(const RunConfig& config, const ModelConfig& model);
+[[nodiscard]] PackingOptions packing_options(const RunConfig& config);
+
+}  // namespace lathe

@@ -1,0 +1,130 @@
+#include "lathe/loop/step_data.h"
+
+#include <algorithm>
+#include <set>
+
+#include "lathe/core/error.h"
+#include "lathe/loop/setup.h"
+
+namespace lathe {
+namespace {
+
+void check_lengths(const RunConfig& config, const std::vector<Trajectory>& trajectories, const std::string& file) {
+  for (const Trajectory& t : trajectories) {
+    if (t.tokens() <= config.data.row_length) continue;
+    data_error(fmt::format("{}:{}", file, t.line),
+               fmt::format("the trajectory has {} tokens (prompt {} + completion {}), but data.row_length is {}", t.tokens(),
+                           t.prompt_ids.size(), t.completion_ids.size(), config.data.row_length),
+               fmt::format("set data.row_length to at least {}, or leave the line out", t.tokens()));
+  }
+}
+
+void check_reference(const RunConfig& config, const std::vector<Trajectory>& trajectories, const std::string& file) {
+  if (config.grpo.beta == 0 || config.grpo.reference_initial) return;
+  for (const Trajectory& t : trajectories) {
+    if (!t.ref_logprobs.empty()) continue;
+    config_error("grpo.beta", fmt::format("{} needs reference log-probs, but {}:{} has no ref_logprobs", config.grpo.beta,
+                                          file, t.line),
+                 "set grpo.reference to initial to score them with the starting weights, or grpo.beta to 0");
+  }
+}
+
+std::vector<Metric> data_metrics(const std::vector<Trajectory>& all, const std::vector<Trajectory>& trained,
+                                 const StepBatch& batch) {
+  double completion = 0;
+  double truncated = 0;
+  double scored = 0;
+  double tokens = 0;
+  for (const Trajectory& t : all) {
+    completion += static_cast<double>(t.completion_ids.size());
+    truncated += t.status == TrajectoryStatus::kTruncated ? 1 : 0;
+  }
+  for (const Trajectory& t : trained) {
+    scored += static_cast<double>(t.scored_tokens());
+    tokens += static_cast<double>(t.tokens());
+  }
+  const auto n = static_cast<double>(all.size());
+  return {{"data/trajectories", n},
+          {"data/trained_trajectories", static_cast<double>(trained.size())},
+          {"data/tokens", tokens},
+          {"data/scored_tokens", scored},
+          {"data/completion_len_mean", completion / n},
+          {"data/truncated_frac", truncated / n},
+          {"data/bad_lines", static_cast<double>(batch.bad_lines)},
+          {"data/epoch", static_cast<double>(batch.epoch)}};
+}
+
+void add_pack_metrics(const std::vector<MicroBatch>& micro_batches, std::vector<Metric>& metrics) {
+  double rows = 0;
+  double used_rows = 0;
+  double segments = 0;
+  double real = 0;
+  double capacity = 0;
+  for (const MicroBatch& m : micro_batches) {
+    rows += static_cast<double>(m.rows);
+    segments += static_cast<double>(m.sequences());
+    real += static_cast<double>(m.real_tokens);
+    capacity += static_cast<double>(m.tokens());
+    for (int64_t r = 0; r < m.rows; ++r) {
+      const auto begin = m.segment_ids.begin() + r * m.row_length;
+      if (std::any_of(begin, begin + m.row_length, [](int32_t s) { return s != 0; })) used_rows += 1;
+    }
+  }
+  metrics.emplace_back("pack/fill", real / capacity);
+  metrics.emplace_back("pack/segments_per_row", segments / std::max(used_rows, 1.0));
+  metrics.emplace_back("pack/rows", rows);
+  metrics.emplace_back("pack/empty_rows", rows - used_rows);
+  metrics.emplace_back("pack/micro_batches", static_cast<double>(micro_batches.size()));
+}
+
+}  // namespace
+
+StepData build_step_data(const RunConfig& config, const MicroBatchOptions& options, StepBatch batch) {
+  StepData out;
+  out.file = batch.file;
+  GroupStats groups;
+  std::vector<std::vector<double>> advantages = step_advantages(batch.trajectories, config.grpo, &groups);
+
+  std::vector<Trajectory> trained;
+  std::vector<std::vector<double>> trained_advantages;
+  std::vector<Trajectory>& all = batch.trajectories;
+  const std::vector<size_t> order = [&] {
+    std::vector<size_t> indices;
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (all[i].trains()) indices.push_back(i);
+    }
+    return indices;
+  }();
+  for (const size_t i : order) {
+    trained.push_back(all[i]);
+    trained_advantages.push_back(std::move(advantages[i]));
+  }
+  if (trained.empty()) {
+    data_error(batch.file, fmt::format("none of the {} trajectories can be trained on (all failed or aborted)", all.size()),
+               "check the `status` of the lines");
+  }
+  check_lengths(config, trained, batch.file);
+  check_carried_fields(trained, batch.file);
+  check_loss_fields(config.grpo, trained, batch.file);
+  check_reference(config, trained, batch.file);
+  if (config.grpo.use_rollout_logps) {
+    for (Trajectory& t : trained) t.old_logprobs = t.rollout_logprobs;
+  }
+
+  std::vector<int64_t> lengths;
+  for (const Trajectory& t : trained) {
+    lengths.push_back(t.tokens());
+    out.trained_tokens += t.tokens();
+  }
+  for (const PackedMicroBatch& packed : pack(lengths, packing_options(config))) {
+    out.micro_batches.push_back(
+        build_micro_batch(packed, trained, trained_advantages, config.data.row_length, options));
+  }
+  out.metrics = data_metrics(all, trained, batch);
+  add_group_metrics(groups, out.metrics);
+  add_pack_metrics(out.micro_batches, out.metrics);
+  out.reward_mean = groups.reward_mean;
+  return out;
+}
+
+}  // namespace lathe

@@ -1,0 +1,28 @@
+// From the trajectories of a batch to micro-batches: advantages, checks, packing. All on the host, before the first FLOP.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lathe/data/groups.h"
+#include "lathe/data/micro_batch.h"
+#include "lathe/loop/batch_source.h"
+#include "lathe/loop/run_config.h"
+#include "lathe/loop/run_folder.h"
+
+namespace lathe {
+
+struct StepData {
+  std::vector<MicroBatch> micro_batches;
+  std::vector<Metric> metrics;  // reward/, adv/, group/, data/, pack/
+  int64_t trained_tokens = 0;   // real tokens of trained trajectories
+  double reward_mean = 0;
+  std::string file;
+};
+
+// Data errors name file and line: longer than the row, a field some but not all lines have, a gate without rollout
+// log-probs, beta without reference log-probs and grpo.reference none, nothing to train on.
+[[nodiscard]] StepData build_step_data(const RunConfig& config, const MicroBatchOptions& options, StepBatch batch);
+
+}  // namespace lathe
