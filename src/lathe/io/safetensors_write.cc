@@ -107,7 +107,7 @@ void weights_from_float(const std::string& dtype, const float* from, int64_t cou
   if (dtype == "F32") {
     if (count > 0) std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
   } else if (dtype == "BF16") {
-    narrow<BFloat16>(from, count, to, to_bfloat16);
+    narrow<BFloat16>(from, count, to, [](float x) { return to_bfloat16(x); });
   } else {
     LATHE_CHECK(dtype == "F16", "dtype {}", dtype);
     narrow<Float16>(from, count, to, [](float x) { return to_float16(x); });
