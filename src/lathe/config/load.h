@@ -1,0 +1,33 @@
+// From a run file and --set to a checked RunConfig. Every fault that can be seen without reading other files
+// is reported in one ConfigProblems (exit code 2).
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lathe/loop/run_config.h"
+
+namespace lathe {
+
+// Where a given value came from, by key: "run.yaml:14" or "--set". Keys that were not given are absent.
+using ConfigOrigins = std::map<std::string, std::string>;
+
+struct LoadedConfig {
+  RunConfig config;  // paths are absolute
+  ConfigOrigins origins;
+};
+
+// `lathe train`. Paths in the run file are relative to its folder, those in `sets` to the working directory.
+[[nodiscard]] LoadedConfig load_train_config(const std::string& run_file,
+                                             const std::vector<std::string>& sets);
+
+// `lathe score`: only keys that scoring reads, from --set alone; model.path and data.rollouts have flags of
+// their own.
+[[nodiscard]] LoadedConfig load_score_config(const std::vector<std::string>& sets);
+
+// The text of config.resolved.yaml: every key with its value and, as a comment, where it came from and what
+// an automatic value comes to. `lathe train` on it runs the same run.
+[[nodiscard]] std::string resolved_config_text(const LoadedConfig& loaded);
+
+}  // namespace lathe

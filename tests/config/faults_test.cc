@@ -1,0 +1,194 @@
+// What a user sees for each kind of fault in a run file or --set.
+#include "config/config_files.h"
+
+namespace lathe {
+namespace {
+
+using Faults = ConfigFiles;
+
+TEST_F(Faults, UnknownKeysGetAHint) {
+  EXPECT_EQ(problems_of("  row_lenght: 5\n"),
+            "run.yaml:6: unknown option 'data.row_lenght' / did you mean 'data.row_length'?");
+  EXPECT_EQ(problems_of("grpo:\n  learning_rate: 1\n"),
+            "run.yaml:7: unknown option 'grpo.learning_rate' / did you mean 'optimizer.learning_rate'?");
+  EXPECT_EQ(problems_of("optimzer:\n  eps: 1\n"),
+            "run.yaml:6: unknown section 'optimzer' / did you mean 'optimizer'?");
+  EXPECT_EQ(
+      problems_of("learning_rate: 1\n"),
+      "run.yaml:6: unknown section 'learning_rate' / did you mean 'learning_rate' of section 'optimizer'?");
+  EXPECT_EQ(problems_of("", {"head.chunks=4"}),
+            "--set head.chunks=4: unknown option 'head.chunks' / did you mean 'head.chunk'?");
+  EXPECT_EQ(problems_of("", {"steps=4"}),
+            "--set steps=4: unknown option 'steps' / did you mean 'run.steps'?");
+  EXPECT_EQ(problems_of("", {"run.steps"}),
+            "--set run.steps: must have the form section.key=value / for example --set "
+            "optimizer.learning_rate=1e-6");
+}
+
+TEST_F(Faults, TypesAndRangesSayValueAndExpectation) {
+  EXPECT_EQ(problems_of("optimizer:\n  learning_rate: -0.5\n"),
+            "run.yaml:7: optimizer.learning_rate must be a number >= 0, got -0.5");
+  EXPECT_EQ(problems_of("optimizer:\n  beta1: 1.0\n"),
+            "run.yaml:7: optimizer.beta1 must be a number in [0, 1), got 1.0");
+  EXPECT_EQ(problems_of("optimizer:\n  eps: .nan\n"),
+            "run.yaml:7: optimizer.eps must be a number > 0, got '.nan'");
+  EXPECT_EQ(problems_of("optimizer:\n  learning_rate: \"1e-6\"\n"),
+            "run.yaml:7: optimizer.learning_rate must be a number >= 0, got \"1e-6\" / remove the quotes");
+  EXPECT_EQ(problems_of("  max_segments: 1.5\n"),
+            "run.yaml:6: data.max_segments must be an integer in [1, 1048576], got 1.5");
+  EXPECT_EQ(problems_of("  max_segments: 99999999999999999999\n"),
+            "run.yaml:6: data.max_segments must be an integer in [1, 1048576], got 99999999999999999999");
+  EXPECT_EQ(problems_of("  max_segments: null\n"),
+            "run.yaml:6: data.max_segments must be an integer in [1, 1048576], got null");
+  EXPECT_EQ(problems_of("  max_segments: [1]\n"),
+            "run.yaml:6: data.max_segments must be an integer in [1, 1048576], got a list");
+  EXPECT_EQ(problems_of("  pad_position: strat\n"),
+            "run.yaml:6: data.pad_position must be end or start, got 'strat' / did you mean 'start'?");
+  EXPECT_EQ(problems_of("grpo:\n  overlong_loss_masking: yes\n"),
+            "run.yaml:7: grpo.overlong_loss_masking must be true or false, got 'yes'");
+  EXPECT_EQ(problems_of("grpo:\n  sampler_is: sequence\n"),
+            "run.yaml:7: grpo.sampler_is must be null or token, got 'sequence'");
+  EXPECT_EQ(problems_of("grpo:\n  reward_weights: {a: b}\n"),
+            "run.yaml:7: grpo.reward_weights must be a map of names to numbers, got a map");
+  EXPECT_EQ(problems_of("", {"run.memory_budget=6GB"}),
+            "--set run.memory_budget=6GB: run.memory_budget must be a size (bytes, or with KiB, MiB, GiB, "
+            "TiB), or 0, "
+            "got '6GB'");
+  EXPECT_EQ(problems_of("", {"model.trainable=['(']"}),
+            "--set model.trainable=['(']: model.trainable must be a list of regular expressions "
+            "(ECMAScript), got a list");
+  EXPECT_EQ(problems_of("", {"run.steps=0"}),
+            "--set run.steps=0: run.steps must be an integer in [1, 1000000000], got 0");
+  EXPECT_EQ(problems_of("", {"data.row_length=0"}),
+            "--set: data.row_length must be > 0 in lathe train, got 0 / set it to the tokens of a packed "
+            "row, at least "
+            "those of the longest trajectory");
+  EXPECT_EQ(problems_of("", {"gdn.chunk=32"}), "--set gdn.chunk=32: gdn.chunk must be 64 or 128, got 32");
+}
+
+TEST_F(Faults, RepeatedKeysAndSectionsThatAreNoMaps) {
+  EXPECT_EQ(problems_of("  row_length: 512\n"),
+            "run.yaml:6: option 'data.row_length' is there twice, first on line 5 / remove one of them");
+  EXPECT_EQ(problems_of("model: {}\n"),
+            "run.yaml:6: section 'model' is there twice, first on line 1 / put its keys together");
+  EXPECT_EQ(
+      problems_of("grpo: 5\n"),
+      "run.yaml:6: section 'grpo' must be a map of keys, got 5 / write its keys indented under 'grpo:'");
+}
+
+TEST_F(Faults, FilesThatAreNoRunFiles) {
+  EXPECT_EQ(
+      problems((folder_ / "none.yaml").string()),
+      "none.yaml: cannot open the run file: No such file or directory / give the path of a YAML run file");
+  std::filesystem::create_directories(folder_ / "d");
+  EXPECT_EQ(problems((folder_ / "d").string()), "d: is a folder, expected a run file (YAML)");
+  EXPECT_EQ(
+      problems(file("- a\n- b\n")),
+      "run.yaml: is a list, expected sections of keys / see examples/ for run files, and docs/config.md");
+  EXPECT_EQ(problems(file("a: 1\n---\nb: 1\n")),
+            "run.yaml: holds 2 YAML documents, expected one / remove the '---' lines between them");
+  const std::string broken = problems(file("model:\n  path: a\n bad: [1\n"));
+  EXPECT_EQ(broken.rfind("run.yaml:", 0), 0U) << broken;
+  EXPECT_NE(broken.find("not valid YAML"), std::string::npos) << broken;
+  EXPECT_NE(problems_of("  rows_per_micro_batch: !!int 3\n").find("run.yaml:6: YAML tag"), std::string::npos);
+  EXPECT_NE(problems(file(std::string(2 << 20, '#'))).find("larger than 1 MiB"), std::string::npos);
+}
+
+TEST_F(Faults, AliasBombsAndCyclesAreRefused) {
+  std::string bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n";
+  for (int i = 1; i < 9; ++i) {
+    bomb += fmt::format("a{0}: &a{0} [*a{1}, *a{1}, *a{1}, *a{1}, *a{1}, *a{1}, *a{1}, *a{1}]\n", i, i - 1);
+  }
+  EXPECT_NE(problems(file(bomb)).find("too many or too deeply nested values"), std::string::npos);
+  EXPECT_NE(problems(file("a: &a [*a]\n")), "no problem");
+}
+
+TEST_F(Faults, MissingOptionsAreAllNamed) {
+  EXPECT_EQ(
+      problems(file("")),
+      "run.yaml: required option 'model.path' is missing / set it: model folder in Hugging Face layout: "
+      "config.json and safetensors\n"
+      "run.yaml: required option 'data.rollouts' is missing / set it: a .jsonl or .jsonl.gz file, a glob, or "
+      "a "
+      "folder of step_*.jsonl (one file a step)\n"
+      "run.yaml: required option 'data.row_length' is missing / set it: tokens of a packed row; `lathe "
+      "train` "
+      "needs it; 0 (score): the longest trajectory, rounded up\n"
+      "run.yaml: required option 'run.dir' is missing / set it: the run folder: configuration, metrics, log, "
+      "checkpoints\n"
+      "run.yaml: required option 'run.steps' is missing / set it: optimizer steps of the whole run");
+}
+
+TEST_F(Faults, AllProblemsAtOnceUpToTwenty) {
+  EXPECT_EQ(problems_of("  max_segment: 1\noptimizer:\n  eps: 0\n", {"mesh.data=2"}),
+            "run.yaml:6: unknown option 'data.max_segment' / did you mean 'data.max_segments'?\n"
+            "run.yaml:8: optimizer.eps must be a number > 0, got 0\n"
+            "--set: mesh.data = 2 needs 2 ranks, this run has 1 / several ranks are not built in this "
+            "version: leave "
+            "every axis of the mesh at 1");
+  std::string many = "grpo:\n";
+  for (int i = 0; i < 30; ++i) many += fmt::format("  unknown_key_{}: 1\n", i);
+  const std::string text = problems_of(many);
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 20) << text;
+  EXPECT_NE(text.find("\nand 10 more problems"), std::string::npos) << text;
+}
+
+TEST_F(Faults, KeysWithoutEffectNameEveryUnmetRequirement) {
+  EXPECT_EQ(
+      problems_of("", {"optimizer.min_lr_ratio=0.5"}),
+      "--set: optimizer.min_lr_ratio = 0.5: has no effect: it needs optimizer.schedule linear or cosine (is "
+      "constant) / remove it, or leave it at 0.1");
+  EXPECT_EQ(problems_of("", {"moe.chunk_pipeline=true"}),
+            "--set: moe.chunk_pipeline = true: has no effect: it needs moe.token_chunks > 1 (is 1); it needs "
+            "mesh.expert "
+            "> 1 (is 1); not built in this version (built: false) / remove it, or leave it at false");
+  for (const char* set :
+       {"head.replicate_sequence=always", "gdn.context_parallel=heads", "attention.context_balance=false",
+        "moe.expert_weight_prefetch=forward", "grpo.kl_loss_mode=kl", "grpo.kl_clamp_value=1",
+        "grpo.reference=initial", "grpo.sampler_is_threshold=3", "grpo.truncated_importance_sampling_ratio=3",
+        "grpo.truncated_importance_sampling_ratio_min=0.3", "grpo.loss_agg_norm=5",
+        "optimizer.spike_factor=3", "optimizer.weight_decay_exclude=[norm]", "data.pad_alignment=64"}) {
+    const std::string text = problems_of("", {set});
+    EXPECT_NE(text.find("has no effect: it needs"), std::string::npos) << set << ": " << text;
+    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 0) << text;
+  }
+}
+
+TEST_F(Faults, KeysWithoutEffectMayHaveTheirDefault) {
+  EXPECT_EQ(
+      problems_of("  pad_alignment: 4096\ngrpo:\n  kl_loss_mode: low_var_kl\n  sampler_is_threshold: 2\n",
+                  {"moe.chunk_pipeline=false", "optimizer.min_lr_ratio=0.1", "head.known_cotangent=off"}),
+      "no problem");
+}
+
+TEST_F(Faults, WhatIsNotBuiltSaysSo) {
+  EXPECT_EQ(problems_of("", {"head.mode=fused"}),
+            "--set: head.mode = fused: not built in this version (built: auto, chunked) / remove it, or "
+            "leave it at auto");
+  for (const char* set :
+       {"head.mode=local", "engine.boundary=staged", "moe.token_chunks=2", "moe.ragged_buffer_factor=2",
+        "data.wait_s=5", "run.save_every=10", "run.keep=3", "run.resume=run/checkpoints/step_000001"}) {
+    const std::string text = problems_of("", {set});
+    EXPECT_NE(text.find("not built in this version"), std::string::npos) << set << ": " << text;
+  }
+  EXPECT_EQ(problems_of("remat:\n  moe_routing_maps: keep\n"),
+            "run.yaml:7: remat.moe_routing_maps: keeping or recomputing named tensors is not built in this "
+            "version / "
+            "remat.policy decides for all tensors");
+  EXPECT_EQ(problems_of("remat:\n  polcy: full\n"),
+            "run.yaml:7: unknown option 'remat.polcy' / did you mean 'remat.policy'?");
+}
+
+TEST_F(Faults, RefusedValuesCauseNoFurtherComplaints) {
+  EXPECT_EQ(problems_of("grpo:\n  beta: small\n  kl_loss_mode: kl\n"),
+            "run.yaml:7: grpo.beta must be a number >= 0, got 'small'");
+}
+
+TEST_F(Faults, MicroBatchesThatOverflow) {
+  EXPECT_NE(problems_of("  rows_per_micro_batch: 1000000\n", {"data.row_length=1000000"})
+                .find("more than a micro-batch"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace lathe
