@@ -11,24 +11,28 @@
 
 namespace lathe {
 
-// Fills `to` (f32, spec.shape) from the folder. NaN or infinity in a weight is a model error with the tensor's name.
+// Fills `to` (f32, spec.shape) from the folder. NaN or infinity in a weight is a model error with the
+// tensor's name.
 void read_parameter(const HfFolder& folder, const ParameterSpec& spec, std::span<float> to);
 
 // Gives the f32 values of a parameter, host order; called at most once per parameter at a time.
 using ParameterValues = std::function<void(size_t parameter, std::span<float> to)>;
 
-// Writes a model folder in the layout that was read: the same files, names, shapes and dtypes (round to nearest even),
-// config.json and every other file of `source` that is not a safetensors file copied through. Tensors for which
-// changed(name) is false, and passed-through ones, are copied byte for byte. `to` must exist.
+// Writes a model folder in the layout that was read: the same files, names, shapes and dtypes (round to
+// nearest even), config.json and every other file of `source` that is not a safetensors file copied through.
+// Tensors for which changed(name) is false, and passed-through ones, are copied byte for byte. `to` must
+// exist.
 void export_model(const HfFolder& source, const ParameterLayout& layout, const ParameterValues& values,
                   const std::function<bool(const std::string& tensor)>& changed, const std::string& to);
 
-// One file, f32, one tensor per Hugging Face tensor for which included(name) is true, under its name and shape.
+// One file, f32, one tensor per Hugging Face tensor for which included(name) is true, under its name and
+// shape.
 void write_hf_tensors(const std::string& path, const ParameterLayout& layout, const ParameterValues& values,
                       const std::function<bool(const std::string& tensor)>& included);
 
-// A random-weight model from a config.json, as transformers initialises it (normal with initializer_range; norms at
-// their neutral value; dt_bias 1; A_log = log U(0.01, 16)). dtype: f32, bf16, f16.
-void initialize_model(const std::string& config_path, const std::string& to, uint64_t seed, const std::string& dtype);
+// A random-weight model from a config.json, as transformers initialises it (normal with initializer_range;
+// norms at their neutral value; dt_bias 1; A_log = log U(0.01, 16)). dtype: f32, bf16, f16.
+void initialize_model(const std::string& config_path, const std::string& to, uint64_t seed,
+                      const std::string& dtype);
 
 }  // namespace lathe

@@ -17,7 +17,7 @@ struct LayerKind {
 };
 
 struct ModelConfig {
-  std::string family;  // llama, qwen3, ...
+  std::string family;    // llama, qwen3, ...
   bool wrapped = false;  // a vision-language wrapper with the decoder in text_config
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
@@ -61,8 +61,8 @@ struct ModelConfig {
   [[nodiscard]] int64_t linear_value_dim() const { return linear_num_value_heads * linear_value_head_dim; }
 };
 
-// Reads <folder>/config.json. Model errors (exit 4): missing or unreadable, family not built, or a value that asks for
-// mathematics that is not implemented (named with its value). `warnings` receives unknown keys.
+// Reads <folder>/config.json. Model errors (exit 4): missing or unreadable, family not built, or a value that
+// asks for mathematics that is not implemented (named with its value). `warnings` receives unknown keys.
 [[nodiscard]] ModelConfig read_model_config(const std::string& path, std::vector<std::string>* warnings);
 
 }  // namespace lathe
