@@ -120,9 +120,6 @@ void Trainer::fill_missing_logprobs(const std::vector<Prepared>& micro_batches) 
 
 SubmittedStep Trainer::submit(StepData data) {
   const bool repeats = config_.grpo.num_iterations > 1;
-  if (!data.micro_batches.empty()) {
-    engine_->plan_remat(config_.data.rows_per_micro_batch, config_.data.row_length);
-  }
   if (startup_s_ < 0) startup_s_ = steady_seconds() - options_.process_start_s;
   if (repeats || reference_ != nullptr) {
     // Everything of the batch is needed before its first step, and kept for all of them.
