@@ -1,12 +1,13 @@
 // The whole program, end to end: loss of a packed micro-batch against every parameter.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 
-#include "engine/tiny_model.h"
+#include <gtest/gtest.h>
+
 #include "lathe/core/rng.h"
 #include "lathe/kernels/access.h"
+
+#include "engine/tiny_model.h"
 
 namespace lathe::test {
 namespace {
@@ -32,8 +33,8 @@ double numerator(TinyEngine& tiny, const std::vector<MicroBatch>& batches, size_
 
 void check_against_differences(const ModelConfig& config, const EngineOptions& options, uint64_t seed) {
   TinyEngine tiny(config, ref_f64(), options, seed);
-  const auto batches =
-      tiny_batches(random_trajectories(config, {9, 23, 2, 14, 31}, seed), {.rows = 2, .row_length = 48}, true);
+  const auto batches = tiny_batches(random_trajectories(config, {9, 23, 2, 14, 31}, seed),
+                                    {.rows = 2, .row_length = 48}, true);
   const auto gradients = tiny.gradients(batches);
   static_cast<void>(tiny.engine().update().get());
   const auto& parameters = tiny.engine().store().parameters();
@@ -57,14 +58,17 @@ void check_against_differences(const ModelConfig& config, const EngineOptions& o
         expected += direction[i] * gradients[p][i];
       }
       constexpr double kStep = 1e-5;
-      const double slope = (numerator(tiny, batches, p, direction, kStep) -
-                            numerator(tiny, batches, p, direction, -kStep)) / (2 * kStep);
+      const double slope =
+          (numerator(tiny, batches, p, direction, kStep) - numerator(tiny, batches, p, direction, -kStep)) /
+          (2 * kStep);
       EXPECT_NEAR(slope, expected, 1e-6 * size) << parameters[p].spec->name();
     }
   }
 }
 
-TEST(EndToEndGradient, HybridMoeEqualsDifferences) { check_against_differences(tiny_config(hybrid_layers()), still(), 7); }
+TEST(EndToEndGradient, HybridMoeEqualsDifferences) {
+  check_against_differences(tiny_config(hybrid_layers()), still(), 7);
+}
 
 TEST(EndToEndGradient, TiedDenseHybridWithEntropyAndKlEqualsDifferences) {
   EngineOptions options = still();
@@ -77,7 +81,8 @@ TEST(EndToEndGradient, TiedDenseHybridWithEntropyAndKlEqualsDifferences) {
                             options, 11);
 }
 
-double relative_difference(const std::vector<std::vector<double>>& a, const std::vector<std::vector<double>>& b) {
+double relative_difference(const std::vector<std::vector<double>>& a,
+                           const std::vector<std::vector<double>>& b) {
   double worst = 0;
   for (size_t p = 0; p < a.size(); ++p) {
     double gap = 0;
@@ -93,8 +98,8 @@ double relative_difference(const std::vector<std::vector<double>>& a, const std:
 
 TEST(EndToEndGradient, CpuAgreesWithRef) {
   const ModelConfig config = tiny_config(hybrid_layers());
-  const auto batches =
-      tiny_batches(random_trajectories(config, {9, 23, 2, 14, 31, 40}, 3), {.rows = 2, .row_length = 64, .alignment = 16}, true);
+  const auto batches = tiny_batches(random_trajectories(config, {9, 23, 2, 14, 31, 40}, 3),
+                                    {.rows = 2, .row_length = 64, .alignment = 16}, true);
   TinyEngine ref(config, ref_f64(), tiny_options());
   TinyEngine cpu(config, cpu_f32(2), tiny_options());
   EXPECT_LT(relative_difference(ref.gradients(batches), cpu.gradients(batches)), 2e-4);
@@ -102,7 +107,8 @@ TEST(EndToEndGradient, CpuAgreesWithRef) {
 
 TEST(EndToEndGradient, SameBitsTwiceAndForOneAndTwoThreadsAndEveryRemat) {
   const ModelConfig config = tiny_config(hybrid_layers());
-  const auto batches = tiny_batches(random_trajectories(config, {9, 23, 2, 14, 31}, 3), {.rows = 2, .row_length = 64}, true);
+  const auto batches =
+      tiny_batches(random_trajectories(config, {9, 23, 2, 14, 31}, 3), {.rows = 2, .row_length = 64}, true);
   const auto run = [&](int threads, RematPolicy remat) {
     EngineOptions options = tiny_options();
     options.remat = remat;

@@ -1,16 +1,18 @@
 // The optimizer against recorded torch AdamW runs, and the rules of skipping.
 #include "lathe/engine/optimizer.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <fstream>
 #include <limits>
+
+#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "engine/tiny_model.h"
 #include "lathe/kernels/access.h"
+
 #include "support/kernel_test.h"
+
+#include "engine/tiny_model.h"
 
 namespace lathe::test {
 namespace {
@@ -64,7 +66,8 @@ void run_scenario(const Json& scenario, Device& device, double tolerance) {
   const std::unique_ptr<Communicator> communicator = make_solo_communicator();
   const ParameterLayout layout = layout_of(scenario["shapes"]);
   ParameterStore store(device, *communicator, layout, {});
-  Optimizer optimizer(device, *communicator, store, config_of(scenario["config"]), scenario["config"]["steps"]);
+  Optimizer optimizer(device, *communicator, store, config_of(scenario["config"]),
+                      scenario["config"]["steps"]);
   for (Parameter& parameter : store.parameters()) {
     write(device, parameter.master, scenario["initial"][parameter.spec->slices[0].tensor]);
   }
@@ -82,7 +85,8 @@ void run_scenario(const Json& scenario, Device& device, double tolerance) {
       expect_near(to_host(device, parameter.master),
                   HostArray(parameter.spec->shape,
                             scenario["expected"]["parameters"][step][name].get<std::vector<double>>()),
-                  tolerance, scenario["name"].get<std::string>() + " step " + std::to_string(step) + " " + name);
+                  tolerance,
+                  scenario["name"].get<std::string>() + " step " + std::to_string(step) + " " + name);
     }
   }
 }
@@ -174,7 +178,8 @@ TEST(Skip, DenominatorZeroSkipsTheWholeStepDecayIncluded) {
 // A frozen leaf has no gradient, stays as it is and does not enter the norm.
 TEST(Trainable, FrozenTensorsStayAndLeaveTheNorm) {
   const ModelConfig config = tiny_config(hybrid_layers());
-  const auto batches = tiny_batches(random_trajectories(config, {9, 12}, 3), {.rows = 1, .row_length = 32}, true);
+  const auto batches =
+      tiny_batches(random_trajectories(config, {9, 12}, 3), {.rows = 1, .row_length = 32}, true);
   EngineOptions options = tiny_options();
   TinyEngine all(config, cpu_f32(1), options);
   const auto gradients = all.gradients(batches);
@@ -192,13 +197,16 @@ TEST(Trainable, FrozenTensorsStayAndLeaveTheNorm) {
                           slice.tensor.find("experts.2.up_proj") != std::string::npos;
       const auto begin = static_cast<std::ptrdiff_t>(slice.row * spec.row_elements);
       const auto end = begin + static_cast<std::ptrdiff_t>(slice.rows * spec.row_elements);
-      const bool same = std::equal(before[p].begin() + begin, before[p].begin() + end, after[p].begin() + begin);
+      const bool same =
+          std::equal(before[p].begin() + begin, before[p].begin() + end, after[p].begin() + begin);
       EXPECT_EQ(same, !trains) << slice.tensor;
-      for (auto i = begin; trains && i < end; ++i) square += std::pow(gradients[p][static_cast<size_t>(i)], 2);
+      for (auto i = begin; trains && i < end; ++i)
+        square += std::pow(gradients[p][static_cast<size_t>(i)], 2);
     }
     if (!parameters[p].trains()) EXPECT_TRUE(parameters[p].gradient.empty()) << spec.name();
   }
-  EXPECT_NEAR(result.update.grad_norm, std::sqrt(square) / result.denominator, 1e-5 * result.update.grad_norm);
+  EXPECT_NEAR(result.update.grad_norm, std::sqrt(square) / result.denominator,
+              1e-5 * result.update.grad_norm);
 }
 
 }  // namespace

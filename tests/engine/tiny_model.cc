@@ -4,6 +4,7 @@
 
 #include "lathe/core/rng.h"
 #include "lathe/data/packing.h"
+
 #include "support/kernel_test.h"
 
 namespace lathe::test {
@@ -43,16 +44,22 @@ int32_t pick(const CounterRng& rng, uint64_t index, int64_t below) {
 // Away from zero gradients and from the defaults: decays that remember, norms near 1, projections of unit scale.
 double initial_value(const ParameterSpec& spec, double normal, double uniform) {
   switch (spec.role) {
-    case ParameterRole::kALog: return -2 + uniform;
-    case ParameterRole::kDtBias: return 0.5 * normal;
+    case ParameterRole::kALog:
+      return -2 + uniform;
+    case ParameterRole::kDtBias:
+      return 0.5 * normal;
     case ParameterRole::kInputNorm:
     case ParameterRole::kPostAttentionNorm:
     case ParameterRole::kQNorm:
     case ParameterRole::kKNorm:
-    case ParameterRole::kFinalNorm: return 0.2 * normal;
-    case ParameterRole::kGatedNorm: return 1 + 0.2 * normal;
-    case ParameterRole::kConv: return 0.5 * normal;
-    default: return normal / std::sqrt(static_cast<double>(spec.row_elements));
+    case ParameterRole::kFinalNorm:
+      return 0.2 * normal;
+    case ParameterRole::kGatedNorm:
+      return 1 + 0.2 * normal;
+    case ParameterRole::kConv:
+      return 0.5 * normal;
+    default:
+      return normal / std::sqrt(static_cast<double>(spec.row_elements));
   }
 }
 
@@ -66,7 +73,8 @@ std::vector<TinyTrajectory> random_trajectories(const ModelConfig& config, const
     TinyTrajectory t;
     const int prompt = 1 + lengths[i] / 3;
     for (int j = 0; j < lengths[i]; ++j) {
-      (j < prompt ? t.prompt : t.completion).push_back(pick(rng, static_cast<uint64_t>(j), config.vocab_size));
+      (j < prompt ? t.prompt : t.completion)
+          .push_back(pick(rng, static_cast<uint64_t>(j), config.vocab_size));
     }
     if (t.completion.empty()) t.completion.push_back(0);
     t.advantage = rng.normal(1000);
@@ -75,8 +83,8 @@ std::vector<TinyTrajectory> random_trajectories(const ModelConfig& config, const
   return out;
 }
 
-std::vector<MicroBatch> tiny_batches(const std::vector<TinyTrajectory>& trajectories, const TinyPacking& packing,
-                                     bool with_old) {
+std::vector<MicroBatch> tiny_batches(const std::vector<TinyTrajectory>& trajectories,
+                                     const TinyPacking& packing, bool with_old) {
   std::vector<Trajectory> full;
   std::vector<std::vector<double>> advantages;
   std::vector<int64_t> lengths;
@@ -87,7 +95,8 @@ std::vector<MicroBatch> tiny_batches(const std::vector<TinyTrajectory>& trajecto
     t.completion_ids = trajectories[i].completion;
     t.completion_mask.assign(t.completion_ids.size(), 1);
     const CounterRng rng(99, i);
-    for (size_t j = 0; with_old && j < t.completion_ids.size(); ++j) t.old_logprobs.push_back(-3 + 0.3 * rng.normal(j));
+    for (size_t j = 0; with_old && j < t.completion_ids.size(); ++j)
+      t.old_logprobs.push_back(-3 + 0.3 * rng.normal(j));
     lengths.push_back(t.tokens());
     advantages.push_back({trajectories[i].advantage});
     full.push_back(std::move(t));
@@ -128,8 +137,8 @@ TinyEngine::TinyEngine(const ModelConfig& config, const DeviceOptions& device, c
       device_(std::make_unique<Device>(device)),
       communicator_(make_solo_communicator()),
       log_(std::make_unique<Log>(false)) {
-  engine_ = std::make_unique<Engine>(*device_, *communicator_, config_, layout_from_names(config_, HfNaming{}), options,
-                                     *log_);
+  engine_ = std::make_unique<Engine>(*device_, *communicator_, config_,
+                                     layout_from_names(config_, HfNaming{}), options, *log_);
   engine_->device_thread().run([&] {
     ParameterStore& store = engine_->store();
     for (size_t i = 0; i < store.parameters().size(); ++i) {
@@ -156,7 +165,8 @@ std::vector<std::vector<double>> TinyEngine::gradients(const std::vector<MicroBa
   engine_->device_thread().run([&] {
     engine_->store().complete_gradients();
     for (const Parameter& parameter : engine_->store().parameters()) {
-      out.push_back(parameter.trains() ? to_host(*device_, parameter.gradient).values : std::vector<double>());
+      out.push_back(parameter.trains() ? to_host(*device_, parameter.gradient).values
+                                       : std::vector<double>());
     }
   });
   return out;

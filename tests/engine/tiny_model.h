@@ -21,8 +21,8 @@ struct TinyTrajectory {
   std::vector<int32_t> completion;
   double advantage = 1;
 };
-[[nodiscard]] std::vector<TinyTrajectory> random_trajectories(const ModelConfig& config, const std::vector<int>& lengths,
-                                                              uint64_t seed);
+[[nodiscard]] std::vector<TinyTrajectory> random_trajectories(const ModelConfig& config,
+                                                              const std::vector<int>& lengths, uint64_t seed);
 
 struct TinyPacking {
   int64_t rows = 1;
@@ -36,7 +36,8 @@ struct TinyPacking {
 // Device, communicator and engine of a model with weights that depend on the seed alone.
 class TinyEngine {
  public:
-  TinyEngine(const ModelConfig& config, const DeviceOptions& device, const EngineOptions& options, uint64_t seed = 7);
+  TinyEngine(const ModelConfig& config, const DeviceOptions& device, const EngineOptions& options,
+             uint64_t seed = 7);
 
   Engine& engine() { return *engine_; }
   Device& device() { return *device_; }

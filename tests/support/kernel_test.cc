@@ -20,7 +20,8 @@ HostArray random_array(const Shape& shape, uint64_t seed, double scale) {
 HostArray uniform_array(const Shape& shape, uint64_t seed, double low, double high) {
   HostArray out(shape);
   const CounterRng rng(seed, 2);
-  for (int64_t i = 0; i < out.size(); ++i) out[i] = low + (high - low) * rng.uniform(static_cast<uint64_t>(i));
+  for (int64_t i = 0; i < out.size(); ++i)
+    out[i] = low + (high - low) * rng.uniform(static_cast<uint64_t>(i));
   return out;
 }
 
@@ -42,27 +43,47 @@ std::vector<Isa> isas_at_hand() {
   return out;
 }
 
-Tensor to_device(const Device& device, const HostArray& array) { return to_device(device, array, device.float_type()); }
+Tensor to_device(const Device& device, const HostArray& array) {
+  return to_device(device, array, device.float_type());
+}
 
 Tensor to_device(const Device& device, const HostArray& array, DType dtype) {
   Tensor out = device.memory->allocate(dtype, array.shape, MemoryKind::kActivations, "test");
   const View view = out;
   for (int64_t i = 0; i < array.size(); ++i) {
     switch (dtype) {
-      case DType::kF64: elements<double>(view)[i] = array[i]; break;
-      case DType::kF32: elements<float>(view)[i] = static_cast<float>(array[i]); break;
-      case DType::kBF16: elements<BFloat16>(view)[i] = to_bfloat16(static_cast<float>(array[i])); break;
-      case DType::kF16: elements<Float16>(view)[i] = to_float16(static_cast<float>(array[i])); break;
-      case DType::kI64: elements<int64_t>(view)[i] = static_cast<int64_t>(array[i]); break;
-      case DType::kI32: elements<int32_t>(view)[i] = static_cast<int32_t>(array[i]); break;
-      case DType::kI16: elements<int16_t>(view)[i] = static_cast<int16_t>(array[i]); break;
-      case DType::kU8: elements<uint8_t>(view)[i] = static_cast<uint8_t>(array[i]); break;
+      case DType::kF64:
+        elements<double>(view)[i] = array[i];
+        break;
+      case DType::kF32:
+        elements<float>(view)[i] = static_cast<float>(array[i]);
+        break;
+      case DType::kBF16:
+        elements<BFloat16>(view)[i] = to_bfloat16(static_cast<float>(array[i]));
+        break;
+      case DType::kF16:
+        elements<Float16>(view)[i] = to_float16(static_cast<float>(array[i]));
+        break;
+      case DType::kI64:
+        elements<int64_t>(view)[i] = static_cast<int64_t>(array[i]);
+        break;
+      case DType::kI32:
+        elements<int32_t>(view)[i] = static_cast<int32_t>(array[i]);
+        break;
+      case DType::kI16:
+        elements<int16_t>(view)[i] = static_cast<int16_t>(array[i]);
+        break;
+      case DType::kU8:
+        elements<uint8_t>(view)[i] = static_cast<uint8_t>(array[i]);
+        break;
     }
   }
   return out;
 }
 
-Tensor poisoned(const Device& device, const Shape& shape) { return poisoned(device, shape, device.float_type()); }
+Tensor poisoned(const Device& device, const Shape& shape) {
+  return poisoned(device, shape, device.float_type());
+}
 
 Tensor poisoned(const Device& device, const Shape& shape, DType dtype) {
   return device.memory->allocate(dtype, shape, MemoryKind::kActivations, "test output");
@@ -72,14 +93,30 @@ HostArray to_host(const Device& /*device*/, ConstView view) {
   HostArray out(view.shape);
   for (int64_t i = 0; i < out.size(); ++i) {
     switch (view.dtype) {
-      case DType::kF64: out[i] = elements<double>(view)[i]; break;
-      case DType::kF32: out[i] = elements<float>(view)[i]; break;
-      case DType::kBF16: out[i] = to_float(elements<BFloat16>(view)[i]); break;
-      case DType::kF16: out[i] = to_float(elements<Float16>(view)[i]); break;
-      case DType::kI64: out[i] = static_cast<double>(elements<int64_t>(view)[i]); break;
-      case DType::kI32: out[i] = elements<int32_t>(view)[i]; break;
-      case DType::kI16: out[i] = elements<int16_t>(view)[i]; break;
-      case DType::kU8: out[i] = elements<uint8_t>(view)[i]; break;
+      case DType::kF64:
+        out[i] = elements<double>(view)[i];
+        break;
+      case DType::kF32:
+        out[i] = elements<float>(view)[i];
+        break;
+      case DType::kBF16:
+        out[i] = to_float(elements<BFloat16>(view)[i]);
+        break;
+      case DType::kF16:
+        out[i] = to_float(elements<Float16>(view)[i]);
+        break;
+      case DType::kI64:
+        out[i] = static_cast<double>(elements<int64_t>(view)[i]);
+        break;
+      case DType::kI32:
+        out[i] = elements<int32_t>(view)[i];
+        break;
+      case DType::kI16:
+        out[i] = elements<int16_t>(view)[i];
+        break;
+      case DType::kU8:
+        out[i] = elements<uint8_t>(view)[i];
+        break;
     }
   }
   return out;
@@ -93,7 +130,9 @@ double dot(const HostArray& a, const HostArray& b) {
   return sum;
 }
 
-double norm(const HostArray& a) { return std::sqrt(dot(a, a)); }
+double norm(const HostArray& a) {
+  return std::sqrt(dot(a, a));
+}
 
 }  // namespace
 
@@ -112,7 +151,8 @@ void check_gradients(const std::vector<std::string>& input_names, const std::vec
       std::vector<HostArray> moved = inputs;
       for (int64_t j = 0; j < d.size(); ++j) moved[i][j] += (side == 0 ? step : -step) * d[j];
       const std::vector<HostArray> outputs = forward(moved);
-      for (size_t o = 0; o < outputs.size(); ++o) sides[static_cast<size_t>(side)] += dot(outputs[o], cotangents[o]);
+      for (size_t o = 0; o < outputs.size(); ++o)
+        sides[static_cast<size_t>(side)] += dot(outputs[o], cotangents[o]);
     }
     return (sides[0] - sides[1]) / (2 * step);
   };
@@ -140,7 +180,8 @@ void check_gradients(const std::vector<std::string>& input_names, const std::vec
   }
 }
 
-void expect_near(const HostArray& actual, const HostArray& expected, double tolerance, const std::string& what) {
+void expect_near(const HostArray& actual, const HostArray& expected, double tolerance,
+                 const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
   double error = 0;
   double size = 0;
@@ -148,7 +189,8 @@ void expect_near(const HostArray& actual, const HostArray& expected, double tole
   int64_t where = 0;
   for (int64_t i = 0; i < actual.size(); ++i) {
     const double gap = std::abs(actual[i] - expected[i]);
-    ASSERT_TRUE(std::isfinite(gap)) << what << "[" << i << "] is " << actual[i] << ", expected " << expected[i];
+    ASSERT_TRUE(std::isfinite(gap)) << what << "[" << i << "] is " << actual[i] << ", expected "
+                                    << expected[i];
     error += gap * gap;
     size += expected[i] * expected[i];
     if (gap > worst) {

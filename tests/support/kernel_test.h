@@ -1,11 +1,11 @@
 // Helpers of kernel tests: host arrays, devices, random data, finite differences, comparisons.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "lathe/kernels/device.h"
 
@@ -49,13 +49,15 @@ struct HostArray {
 // Every element of an input of up to 200 elements is differenced, larger ones along random directions.
 // Tolerance: |difference|_2 / |gradient|_2 <= tolerance per input, and the gradient must not be all zero.
 using Forward = std::function<std::vector<HostArray>(const std::vector<HostArray>& inputs)>;
-using Backward =
-    std::function<std::vector<HostArray>(const std::vector<HostArray>& inputs, const std::vector<HostArray>& cotangents)>;
+using Backward = std::function<std::vector<HostArray>(const std::vector<HostArray>& inputs,
+                                                      const std::vector<HostArray>& cotangents)>;
 void check_gradients(const std::vector<std::string>& input_names, const std::vector<HostArray>& inputs,
-                     const Forward& forward, const Backward& backward, double tolerance = 1e-7, double step = 1e-5);
+                     const Forward& forward, const Backward& backward, double tolerance = 1e-7,
+                     double step = 1e-5);
 
 // |actual - expected|_2 <= tolerance |expected|_2 (+ tiny), all finite; the message names `what` and the worst element.
-void expect_near(const HostArray& actual, const HostArray& expected, double tolerance, const std::string& what);
+void expect_near(const HostArray& actual, const HostArray& expected, double tolerance,
+                 const std::string& what);
 // The same bits.
 void expect_same(const HostArray& actual, const HostArray& expected, const std::string& what);
 

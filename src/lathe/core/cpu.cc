@@ -1,14 +1,14 @@
 #include "lathe/core/cpu.h"
 
-#include <cpuid.h>
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "lathe/core/error.h"
 
@@ -37,13 +37,16 @@ bool has_amx_bf16() {
 
 }  // namespace
 
-const char* isa_name(Isa isa) { return kNames[static_cast<size_t>(isa)]; }
+const char* isa_name(Isa isa) {
+  return kNames[static_cast<size_t>(isa)];
+}
 
 Isa isa_from_name(const std::string& name) {
   for (size_t i = 0; i < kNames.size(); ++i) {
     if (name == kNames[i]) return static_cast<Isa>(i);
   }
-  config_error("LATHE_ISA", fmt::format("unknown instruction set '{}'", name), "use avx2, avx512, avx512_bf16 or amx");
+  config_error("LATHE_ISA", fmt::format("unknown instruction set '{}'", name),
+               "use avx2, avx512, avx512_bf16 or amx");
 }
 
 CpuInfo cpu_info() {
@@ -57,8 +60,8 @@ CpuInfo cpu_info() {
   info.model = text.data();
   __builtin_cpu_init();
   info.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     info.best = Isa::kAvx512;
     if (__builtin_cpu_supports("avx512bf16")) {
       info.best = has_amx_bf16() ? Isa::kAmx : Isa::kAvx512Bf16;
@@ -77,12 +80,15 @@ Isa chosen_isa() {
   if (wanted == nullptr || *wanted == '\0') return info.best;
   const Isa isa = isa_from_name(wanted);
   if (isa > info.best) {
-    config_error("LATHE_ISA", fmt::format("'{}' is more than this processor has ({})", wanted, isa_name(info.best)),
+    config_error("LATHE_ISA",
+                 fmt::format("'{}' is more than this processor has ({})", wanted, isa_name(info.best)),
                  "unset LATHE_ISA or lower it");
   }
   return isa;
 }
 
-bool has_native_bf16(Isa isa) { return isa >= Isa::kAvx512Bf16; }
+bool has_native_bf16(Isa isa) {
+  return isa >= Isa::kAvx512Bf16;
+}
 
 }  // namespace lathe

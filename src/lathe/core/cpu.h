@@ -6,7 +6,7 @@
 namespace lathe {
 
 enum class Isa : int { kAvx2 = 0, kAvx512 = 1, kAvx512Bf16 = 2, kAmx = 3 };
-[[nodiscard]] const char* isa_name(Isa isa);            // "avx2", "avx512", "avx512_bf16", "amx"
+[[nodiscard]] const char* isa_name(Isa isa);               // "avx2", "avx512", "avx512_bf16", "amx"
 [[nodiscard]] Isa isa_from_name(const std::string& name);  // throws a config error that lists the names
 
 struct CpuInfo {

@@ -34,7 +34,11 @@ void Log::add_file(const std::string& path) {
   }
 }
 
-void Log::write_info(const std::string& message) { sinks_->logger.log(spdlog::level::info, message); }
-void Log::write_warning(const std::string& message) { sinks_->logger.log(spdlog::level::warn, message); }
+void Log::write_info(const std::string& message) {
+  sinks_->logger.log(spdlog::level::info, message);
+}
+void Log::write_warning(const std::string& message) {
+  sinks_->logger.log(spdlog::level::warn, message);
+}
 
 }  // namespace lathe

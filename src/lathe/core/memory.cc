@@ -10,11 +10,16 @@ namespace lathe {
 
 const char* memory_kind_name(MemoryKind kind) {
   switch (kind) {
-    case MemoryKind::kWeights: return "weights";
-    case MemoryKind::kGradients: return "gradients";
-    case MemoryKind::kOptimizer: return "optimizer";
-    case MemoryKind::kActivations: return "activations";
-    case MemoryKind::kScratch: return "scratch";
+    case MemoryKind::kWeights:
+      return "weights";
+    case MemoryKind::kGradients:
+      return "gradients";
+    case MemoryKind::kOptimizer:
+      return "optimizer";
+    case MemoryKind::kActivations:
+      return "activations";
+    case MemoryKind::kScratch:
+      return "scratch";
   }
   return "?";
 }
@@ -72,7 +77,8 @@ MemoryUse DeviceMemory::peak() const {
 std::vector<LiveTensor> DeviceMemory::live_at_peak() const {
   const std::lock_guard lock(mutex_);
   std::vector<LiveTensor> out;
-  for (const auto& [id, tensor] : live_.total() == peak_.total() ? live_tensors_ : peak_tensors_) out.push_back(tensor);
+  for (const auto& [id, tensor] : live_.total() == peak_.total() ? live_tensors_ : peak_tensors_)
+    out.push_back(tensor);
   std::stable_sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
   return out;
 }
@@ -135,6 +141,8 @@ class HostMemory final : public DeviceMemory {
 
 }  // namespace
 
-std::unique_ptr<DeviceMemory> make_host_memory(bool poison) { return std::make_unique<HostMemory>(poison); }
+std::unique_ptr<DeviceMemory> make_host_memory(bool poison) {
+  return std::make_unique<HostMemory>(poison);
+}
 
 }  // namespace lathe

@@ -41,8 +41,10 @@ class Tensor {
   ~Tensor();
 
   [[nodiscard]] View view() const { return view_; }
-  operator View() const { return view_; }            // NOLINT(google-explicit-constructor): a tensor is used as its view
-  operator ConstView() const { return view_; }       // NOLINT(google-explicit-constructor)
+  operator View() const {
+    return view_;
+  }  // NOLINT(google-explicit-constructor): a tensor is used as its view
+  operator ConstView() const { return view_; }  // NOLINT(google-explicit-constructor)
   [[nodiscard]] bool empty() const { return view_.empty(); }
   void reset() { *this = Tensor(); }
 

@@ -37,6 +37,8 @@ std::unique_ptr<Queue> make_queue(int threads) {
   return std::make_unique<OpenMpQueue>(threads);
 }
 
-const char* parallel_backend_name() { return "openmp"; }
+const char* parallel_backend_name() {
+  return "openmp";
+}
 
 }  // namespace lathe

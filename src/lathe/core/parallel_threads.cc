@@ -93,6 +93,8 @@ std::unique_ptr<Queue> make_queue(int threads) {
   return std::make_unique<ThreadQueue>(threads);
 }
 
-const char* parallel_backend_name() { return "threads"; }
+const char* parallel_backend_name() {
+  return "threads";
+}
 
 }  // namespace lathe

@@ -10,8 +10,8 @@
 
 namespace lathe {
 
-Engine::Engine(Device& device, Communicator& communicator, const ModelConfig& config, const ParameterLayout& layout,
-               const EngineOptions& options, Log& log)
+Engine::Engine(Device& device, Communicator& communicator, const ModelConfig& config,
+               const ParameterLayout& layout, const EngineOptions& options, Log& log)
     : device_(device), communicator_(communicator), config_(config), options_(options), log_(log) {
   thread_ = std::make_unique<DeviceThread>(options_.max_inflight);
   thread_->run([&] {
@@ -79,7 +79,8 @@ std::shared_ptr<PreparedMicroBatch> Engine::prepare(MicroBatch micro_batch) {
   prepared->temperature =
       upload(std::vector<double>(host.temperature.begin(), host.temperature.end()), "batch.temperature");
   for (const auto& layer : host.forced_experts) {
-    Tensor forced = device_.indices(Shape{host.tokens(), config_.num_experts_per_tok}, "batch.forced_experts");
+    Tensor forced =
+        device_.indices(Shape{host.tokens(), config_.num_experts_per_tok}, "batch.forced_experts");
     device_.memory->copy_from_host(forced, layer.data());
     prepared->forced_experts.push_back(std::move(forced));
   }
@@ -115,13 +116,13 @@ Engine::Scored Engine::score_positions(const PreparedMicroBatch& prepared, Const
   const GatheredWeights weights = store_->gather(kHeadUnit, phase);
   out.normed = device_.activation(Shape{n, config_.hidden_size}, "head.normed");
   out.rstd = device_.activation(Shape{n}, "head.rstd");
-  device_.kernels.rmsnorm_forward(queue, {.eps = config_.rms_norm_eps, .offset = config_.norm_offset}, out.hidden,
-                                  weights[ParameterRole::kFinalNorm], out.normed, out.rstd);
+  device_.kernels.rmsnorm_forward(queue, {.eps = config_.rms_norm_eps, .offset = config_.norm_offset},
+                                  out.hidden, weights[ParameterRole::kFinalNorm], out.normed, out.rstd);
   out.logprobs = device_.activation(Shape{n}, "head.logprobs");
   const ConstView table =
       config_.tie_word_embeddings ? weights[ParameterRole::kEmbedding] : weights[ParameterRole::kLmHead];
   lathe::score(device_, {.chunk = options_.head_chunk, .compute = options_.compute}, out.normed, table,
-                  prepared.targets, prepared.temperature, out.logprobs, out.head);
+               prepared.targets, prepared.temperature, out.logprobs, out.head);
   return out;
 }
 
@@ -149,15 +150,16 @@ void Engine::backward_from_scores(const PreparedMicroBatch& prepared, Scored& sc
     const Tensor d_logprobs = upload(loss.dlogprobs, "head.dlogprobs");
     const Tensor d_entropy = loss.dentropy.empty() ? Tensor() : upload(loss.dentropy, "head.dentropy");
     Tensor d_normed = device_.activation(Shape{n, config_.hidden_size}, "head.dnormed");
-    const ParameterRole table = config_.tie_word_embeddings ? ParameterRole::kEmbedding : ParameterRole::kLmHead;
-    score_backward(device_, {.chunk = options_.head_chunk, .compute = options_.compute}, d_logprobs, d_entropy,
-                             scored.normed, weights[table], prepared.targets, prepared.temperature, scored.head,
-                             d_normed, store_->target(table));
+    const ParameterRole table =
+        config_.tie_word_embeddings ? ParameterRole::kEmbedding : ParameterRole::kLmHead;
+    score_backward(device_, {.chunk = options_.head_chunk, .compute = options_.compute}, d_logprobs,
+                   d_entropy, scored.normed, weights[table], prepared.targets, prepared.temperature,
+                   scored.head, d_normed, store_->target(table));
     Tensor d_scored = device_.activation(Shape{n, config_.hidden_size}, "head.dhidden");
     Tensor scratch = device_.scratch(rmsnorm_backward_scratch(n, config_.hidden_size), "head.norm partials");
-    device_.kernels.rmsnorm_backward(queue, {.eps = config_.rms_norm_eps, .offset = config_.norm_offset}, d_normed,
-                                     scored.hidden, weights[ParameterRole::kFinalNorm], scored.rstd, d_scored,
-                                     store_->target(ParameterRole::kFinalNorm), scratch);
+    device_.kernels.rmsnorm_backward(queue, {.eps = config_.rms_norm_eps, .offset = config_.norm_offset},
+                                     d_normed, scored.hidden, weights[ParameterRole::kFinalNorm], scored.rstd,
+                                     d_scored, store_->target(ParameterRole::kFinalNorm), scratch);
     device_.kernels.fill(queue, 0, d_hidden);
     device_.kernels.scatter_add_rows(queue, d_scored, prepared.hidden_index, d_hidden);
   }
@@ -173,8 +175,7 @@ void Engine::run_fwd_bwd(const PreparedMicroBatch& prepared) {
   Tensor hidden = decoder_->forward(batch_view(prepared), keep_all_, &saved, &counts);
   Scored scored = score_positions(prepared, hidden, Phase::kForward);
   hidden.reset();
-  const LossResult loss =
-      loss_of(prepared.host, {download(scored.logprobs), download(scored.head.entropy)});
+  const LossResult loss = loss_of(prepared.host, {download(scored.logprobs), download(scored.head.entropy)});
   backward_from_scores(prepared, scored, loss, saved);
 
   StepResult& step = accumulated_;
@@ -186,8 +187,8 @@ void Engine::run_fwd_bwd(const PreparedMicroBatch& prepared) {
     for (const int64_t c : count) total += c;
     if (total == 0) continue;
     const double mean = static_cast<double>(total) / static_cast<double>(count.size());
-    step.moe_max_load =
-        std::max(step.moe_max_load, static_cast<double>(*std::max_element(count.begin(), count.end())) / mean);
+    step.moe_max_load = std::max(step.moe_max_load,
+                                 static_cast<double>(*std::max_element(count.begin(), count.end())) / mean);
   }
   std::vector<int64_t> lengths(static_cast<size_t>(prepared.host.sequences()), 0);
   for (int64_t t = 0, sequence = -1; t < prepared.host.tokens(); ++t) {
@@ -237,7 +238,9 @@ std::future<StepResult> Engine::update() {
   return result;
 }
 
-double Engine::wait_for_device() { return thread_->wait(); }
+double Engine::wait_for_device() {
+  return thread_->wait();
+}
 
 TokenScores Engine::score(std::shared_ptr<PreparedMicroBatch> prepared) {
   TokenScores out;
@@ -269,7 +272,8 @@ void Engine::export_to(const HfFolder& source, const std::string& to) {
   thread_->exclude_idle(true);
   thread_->run([&] {
     export_model(
-        source, store_->layout(), [&](size_t parameter, std::span<float> out) { store_->read_value(parameter, out); },
+        source, store_->layout(),
+        [&](size_t parameter, std::span<float> out) { store_->read_value(parameter, out); },
         [&](const std::string& tensor) { return store_->tensor_trains(tensor); }, to);
   });
   thread_->exclude_idle(false);

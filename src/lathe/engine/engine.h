@@ -49,12 +49,12 @@ struct PreparedMicroBatch {
 struct StepResult {
   int64_t step = 0;  // 1-based
   LossStats stats;
-  double loss = 0;          // numerator / denominator of the whole step
+  double loss = 0;  // numerator / denominator of the whole step
   double denominator = 0;
   UpdateResult update;
-  double fwd_bwd_s = 0;     // device time
+  double fwd_bwd_s = 0;  // device time
   double update_s = 0;
-  double idle_s = 0;        // device without queued work between the end of one update and the end of the next
+  double idle_s = 0;  // device without queued work between the end of one update and the end of the next
   double moe_max_load = 0;  // largest tokens-per-expert over its mean, over MoE layers and micro-batches
   double flops = 0;         // model FLOPs by the definition of perf/model_flops_per_s
 };
@@ -120,7 +120,7 @@ class Engine {
   std::unique_ptr<Decoder> decoder_;
   std::vector<bool> keep_all_;
   std::string remat_choice_;
-  int64_t step_ = 0;       // updates submitted
+  int64_t step_ = 0;        // updates submitted
   StepResult accumulated_;  // of the step in progress; device thread
   double loss_sum_ = 0;
   double denominator_sum_ = 0;

@@ -24,8 +24,8 @@ void RollingWindow::add(double value) {
   while (static_cast<int64_t>(values_.size()) > window_) values_.pop_front();
 }
 
-Optimizer::Optimizer(Device& device, Communicator& communicator, ParameterStore& store, const OptimizerConfig& config,
-                     int64_t total_steps)
+Optimizer::Optimizer(Device& device, Communicator& communicator, ParameterStore& store,
+                     const OptimizerConfig& config, int64_t total_steps)
     : device_(device),
       communicator_(communicator),
       store_(store),
@@ -38,7 +38,8 @@ Optimizer::Optimizer(Device& device, Communicator& communicator, ParameterStore&
     try {
       excluded.emplace_back(pattern);
     } catch (const std::regex_error& e) {
-      config_error("optimizer.weight_decay_exclude", fmt::format("'{}' is not a regular expression: {}", pattern, e.what()),
+      config_error("optimizer.weight_decay_exclude",
+                   fmt::format("'{}' is not a regular expression: {}", pattern, e.what()),
                    "patterns are ECMAScript expressions searched in Hugging Face tensor names");
     }
   }
@@ -61,7 +62,8 @@ Optimizer::Optimizer(Device& device, Communicator& communicator, ParameterStore&
   }
 }
 
-std::vector<Optimizer::Span> Optimizer::spans_of(const Parameter& parameter, const std::vector<bool>& decays) const {
+std::vector<Optimizer::Span> Optimizer::spans_of(const Parameter& parameter,
+                                                 const std::vector<bool>& decays) const {
   std::vector<Span> spans;
   for (size_t i = 0; i < parameter.spec->slices.size(); ++i) {
     const HfSlice& slice = parameter.spec->slices[i];
@@ -107,16 +109,18 @@ UpdateResult Optimizer::update(int64_t step, double denominator, double loss) {
 
   if (!std::isfinite(result.grad_norm) || !std::isfinite(loss)) {
     result.skipped = true;
-    result.reason = fmt::format("loss {} and gradient norm {} are not both finite; first tensor with such a gradient: {}",
-                                loss, result.grad_norm, first_nonfinite());
+    result.reason =
+        fmt::format("loss {} and gradient norm {} are not both finite; first tensor with such a gradient: {}",
+                    loss, result.grad_norm, first_nonfinite());
     if (!config_.skip_nonfinite) {
-      throw Error(ErrorKind::kInternal, fmt::format("step {}", step + 1), result.reason,
-                  "optimizer.skip_nonfinite: true skips such steps; a lower learning rate usually avoids them");
+      throw Error(
+          ErrorKind::kInternal, fmt::format("step {}", step + 1), result.reason,
+          "optimizer.skip_nonfinite: true skips such steps; a lower learning rate usually avoids them");
     }
     return result;
   }
-  const bool spike =
-      loss_window_.is_spike(loss, config_.spike_factor) || norm_window_.is_spike(result.grad_norm, config_.spike_factor);
+  const bool spike = loss_window_.is_spike(loss, config_.spike_factor) ||
+                     norm_window_.is_spike(result.grad_norm, config_.spike_factor);
   loss_window_.add(loss);
   norm_window_.add(result.grad_norm);
   if (spike) {
@@ -148,9 +152,11 @@ void Optimizer::apply(double lr, double grad_scale) {
     for (const Span& span : states_[i].spans) {
       params.weight_decay = span.decay ? config_.weight_decay : 0;
       const int64_t count = span.end - span.begin;
-      const auto part = [&](View view) { return view.empty() ? view : view.reshape(rows).rows(span.begin, count); };
-      device_.kernels.adamw(*device_.queue, params, part(parameter.gradient), part(states_[i].m), part(states_[i].v),
-                            part(parameter.master), part(parameter.weight));
+      const auto part = [&](View view) {
+        return view.empty() ? view : view.reshape(rows).rows(span.begin, count);
+      };
+      device_.kernels.adamw(*device_.queue, params, part(parameter.gradient), part(states_[i].m),
+                            part(states_[i].v), part(parameter.master), part(parameter.weight));
     }
   }
 }

@@ -9,7 +9,8 @@ namespace {
 int64_t attention_elements(const ModelConfig& c) {
   const int64_t q = c.num_attention_heads * c.head_dim;
   const int64_t kv = c.num_key_value_heads * c.head_dim;
-  return q * (c.attn_output_gate ? 2 : 1) + 2 * kv + q + kv + q + 2 * c.num_attention_heads + c.num_key_value_heads;
+  return q * (c.attn_output_gate ? 2 : 1) + 2 * kv + q + kv + q + 2 * c.num_attention_heads +
+         c.num_key_value_heads;
 }
 
 int64_t delta_elements(const ModelConfig& c, int64_t chunk) {
@@ -26,7 +27,8 @@ int64_t mlp_elements(const ModelConfig& c, MlpKind kind) {
 
 // Bytes a layer keeps under `none` beyond its input: the tensors of LayerSaved.
 int64_t kept_bytes(const ModelConfig& c, LayerKind kind, int64_t tokens, int64_t chunk, int64_t element) {
-  const int64_t mixer = kind.mixer == MixerKind::kFullAttention ? attention_elements(c) : delta_elements(c, chunk);
+  const int64_t mixer =
+      kind.mixer == MixerKind::kFullAttention ? attention_elements(c) : delta_elements(c, chunk);
   return tokens * element * (3 * c.hidden_size + 2 + mixer + mlp_elements(c, kind.mlp));
 }
 
@@ -58,7 +60,10 @@ void Engine::plan_remat(int64_t rows, int64_t row_length) {
     keep_all_[i] = true;
     ++kept;
   }
-  remat_choice_ = kept == static_cast<int64_t>(layers) ? "none" : kept == 0 ? "full" : fmt::format("full for the first {} of {} layers", static_cast<int64_t>(layers) - kept, layers);
+  remat_choice_ = kept == static_cast<int64_t>(layers) ? "none"
+                  : kept == 0                          ? "full"
+                                                       : fmt::format("full for the first {} of {} layers",
+                                                                     static_cast<int64_t>(layers) - kept, layers);
   log_.info("remat.policy auto: {} (memory budget {:.2f} GiB)", remat_choice_,
             static_cast<double>(options_.memory_budget) / (1 << 30));
 }

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+
 #include <nlohmann/json.hpp>
 
 #include "lathe/engine/engine.h"
@@ -10,7 +11,8 @@
 namespace lathe {
 namespace {
 
-TensorToWrite f32_tensor(const std::string& name, const Shape& shape, std::function<void(std::byte*)> produce) {
+TensorToWrite f32_tensor(const std::string& name, const Shape& shape,
+                         std::function<void(std::byte*)> produce) {
   TensorToWrite out{.name = name, .dtype = "F32", .shape = {}, .produce = std::move(produce)};
   for (int i = 0; i < shape.rank(); ++i) out.shape.push_back(shape[i]);
   return out;
@@ -34,12 +36,10 @@ void Engine::save_trainer_state(const std::string& to) {
         const std::vector<float> narrow(values.begin(), values.end());
         std::memcpy(bytes, narrow.data(), narrow.size() * sizeof(float));
       };
-      tensors.push_back(f32_tensor("m." + name, shape, [=, this](std::byte* bytes) {
-        moment(optimizer_->first_moment(i), bytes);
-      }));
-      tensors.push_back(f32_tensor("v." + name, shape, [=, this](std::byte* bytes) {
-        moment(optimizer_->second_moment(i), bytes);
-      }));
+      tensors.push_back(f32_tensor(
+          "m." + name, shape, [=, this](std::byte* bytes) { moment(optimizer_->first_moment(i), bytes); }));
+      tensors.push_back(f32_tensor(
+          "v." + name, shape, [=, this](std::byte* bytes) { moment(optimizer_->second_moment(i), bytes); }));
       tensors.push_back(f32_tensor("master." + name, shape, [=, this](std::byte* bytes) {
         store_->read_value(i, {reinterpret_cast<float*>(bytes), static_cast<size_t>(shape.size())});
       }));
@@ -52,7 +52,8 @@ void Engine::save_trainer_state(const std::string& to) {
                                {"grad_norm_window", optimizer_->norm_window().values()}};
     std::ofstream out(folder / "state.json");
     out << state.dump(1) << '\n';
-    if (!out) config_error((folder / "state.json").string(), "cannot be written", "check free space and permissions");
+    if (!out)
+      config_error((folder / "state.json").string(), "cannot be written", "check free space and permissions");
   });
   thread_->exclude_idle(false);
 }

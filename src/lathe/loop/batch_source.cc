@@ -22,15 +22,19 @@ std::vector<std::vector<Trajectory>> split_by_groups(std::vector<Trajectory> tra
     groups[found->second].push_back(i);
   }
   for (const std::vector<size_t>& group : groups) {
-    if (batches.empty() || batches.back().size() + group.size() > static_cast<size_t>(count)) batches.emplace_back();
+    if (batches.empty() || batches.back().size() + group.size() > static_cast<size_t>(count))
+      batches.emplace_back();
     for (const size_t i : group) batches.back().push_back(std::move(trajectories[i]));
   }
   return batches;
 }
 
-BatchSource::BatchSource(const std::string& pattern, int64_t trajectories_per_step, const RolloutOptions& options,
-                         Log& log)
-    : files_(rollout_files(pattern)), trajectories_per_step_(trajectories_per_step), options_(options), log_(log) {}
+BatchSource::BatchSource(const std::string& pattern, int64_t trajectories_per_step,
+                         const RolloutOptions& options, Log& log)
+    : files_(rollout_files(pattern)),
+      trajectories_per_step_(trajectories_per_step),
+      options_(options),
+      log_(log) {}
 
 void BatchSource::read_file() {
   if (next_file_ == files_.size()) {

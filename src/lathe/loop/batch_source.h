@@ -21,7 +21,8 @@ struct StepBatch {
 class BatchSource {
  public:
   // Data errors: no file, or a file without trajectories.
-  BatchSource(const std::string& pattern, int64_t trajectories_per_step, const RolloutOptions& options, Log& log);
+  BatchSource(const std::string& pattern, int64_t trajectories_per_step, const RolloutOptions& options,
+              Log& log);
 
   [[nodiscard]] StepBatch next();
   [[nodiscard]] const std::vector<std::string>& files() const { return files_; }
@@ -40,6 +41,7 @@ class BatchSource {
 
 // Cuts a file's trajectories into batches of at most `count` (at least one group), groups whole and in order of their
 // first line. count 0: one batch.
-[[nodiscard]] std::vector<std::vector<Trajectory>> split_by_groups(std::vector<Trajectory> trajectories, int64_t count);
+[[nodiscard]] std::vector<std::vector<Trajectory>> split_by_groups(std::vector<Trajectory> trajectories,
+                                                                   int64_t count);
 
 }  // namespace lathe

@@ -13,7 +13,7 @@ namespace lathe {
 
 struct ModelSection {
   std::string path;
-  std::string weight_dtype = "f32";   // f32, bf16
+  std::string weight_dtype = "f32";    // f32, bf16
   std::string compute_dtype = "auto";  // auto, f32, bf16
   std::vector<std::string> trainable;  // regexes on Hugging Face names; empty = all
 };
@@ -39,7 +39,7 @@ struct HeadSection {
 };
 
 struct RematSection {
-  std::string policy = "auto";               // auto, full, none
+  std::string policy = "auto";                 // auto, full, none
   std::map<std::string, std::string> tensors;  // named tensor -> keep or recompute
 };
 

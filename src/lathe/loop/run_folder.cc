@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+
 #include <nlohmann/json.hpp>
 
 #include "lathe/core/error.h"
@@ -29,11 +30,13 @@ double seconds_since_epoch() {
 
 }  // namespace
 
-RunFolder::RunFolder(const std::string& path, const std::string& resolved_config, Log& log) : path_(path), log_(log) {
+RunFolder::RunFolder(const std::string& path, const std::string& resolved_config, Log& log)
+    : path_(path), log_(log) {
   const fs::path folder(path);
   std::error_code error;
   if (fs::exists(folder / "checkpoints" / "latest", error)) {
-    config_error("run.dir", fmt::format("'{}' holds a run with checkpoints, and this version cannot resume one", path),
+    config_error("run.dir",
+                 fmt::format("'{}' holds a run with checkpoints, and this version cannot resume one", path),
                  "choose another run.dir or remove the folder");
   }
   fs::create_directories(folder / "checkpoints", error);
@@ -67,7 +70,8 @@ void RunFolder::write_metrics(int64_t step, const std::vector<Metric>& metrics,
   metrics_ << line.dump() << '\n';
   metrics_.flush();
   if (!metrics_) {
-    retryable_error(path_ + "/metrics.jsonl", "cannot be written", "is the disk full? the run can go on from its last checkpoint");
+    retryable_error(path_ + "/metrics.jsonl", "cannot be written",
+                    "is the disk full? the run can go on from its last checkpoint");
   }
 }
 
@@ -96,7 +100,8 @@ std::string RunFolder::save_checkpoint(int64_t step, int64_t keep,
     if (entry.is_directory() && fs::exists(entry.path() / "COMPLETE")) complete.push_back(entry.path());
   }
   std::sort(complete.begin(), complete.end());
-  for (size_t i = 0; keep > 0 && i + static_cast<size_t>(keep) < complete.size(); ++i) fs::remove_all(complete[i]);
+  for (size_t i = 0; keep > 0 && i + static_cast<size_t>(keep) < complete.size(); ++i)
+    fs::remove_all(complete[i]);
   return target.string();
 }
 

@@ -22,11 +22,13 @@ class RunFolder {
 
   [[nodiscard]] const std::string& path() const { return path_; }
   // First line of metrics.jsonl carries `notes` too: the choices behind `auto` values.
-  void write_metrics(int64_t step, const std::vector<Metric>& metrics, const std::vector<std::pair<std::string, std::string>>& notes);
+  void write_metrics(int64_t step, const std::vector<Metric>& metrics,
+                     const std::vector<std::pair<std::string, std::string>>& notes);
 
   // Writes checkpoints/step_%06d through `fill(folder)`: beside it first, then renamed, COMPLETE last, then `latest`.
   // Returns the folder's path. `keep` newest complete ones stay (0 = all).
-  std::string save_checkpoint(int64_t step, int64_t keep, const std::function<void(const std::string& folder)>& fill);
+  std::string save_checkpoint(int64_t step, int64_t keep,
+                              const std::function<void(const std::string& folder)>& fill);
 
  private:
   std::string path_;

@@ -27,7 +27,8 @@ int64_t scoring_row_length(const RunConfig& config, const RolloutFile& file) {
   for (const Trajectory& t : file.trajectories) {
     if (t.tokens() <= config.data.row_length) continue;
     data_error(fmt::format("{}:{}", file.path, t.line),
-               fmt::format("the trajectory has {} tokens, but data.row_length is {}", t.tokens(), config.data.row_length),
+               fmt::format("the trajectory has {} tokens, but data.row_length is {}", t.tokens(),
+                           config.data.row_length),
                fmt::format("set data.row_length to at least {}, or leave it out", t.tokens()));
   }
   return config.data.row_length;
@@ -37,7 +38,8 @@ void write_scores(const std::string& out, const RolloutFile& file, const std::ve
   const fs::path beside = out + ".tmp";
   {
     std::ofstream stream(beside, std::ios::binary);
-    if (!stream) config_error("--out", fmt::format("'{}' cannot be opened for writing", out), "choose a writable path");
+    if (!stream)
+      config_error("--out", fmt::format("'{}' cannot be opened for writing", out), "choose a writable path");
     for (size_t i = 0; i < scores.size(); ++i) {
       stream << scored_line(file.text[i], scores[i].logprobs, scores[i].entropy) << '\n';
     }

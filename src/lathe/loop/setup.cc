@@ -1,13 +1,15 @@
 #include "lathe/loop/setup.h"
 
-#include <unistd.h>
-
 #include <algorithm>
+
+#include <unistd.h>
 
 namespace lathe {
 namespace {
 
-int64_t free_memory_bytes() { return static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGE_SIZE); }
+int64_t free_memory_bytes() {
+  return static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+}
 
 }  // namespace
 
@@ -43,8 +45,8 @@ EngineOptions engine_options(const RunConfig& config, const DeviceOptions& devic
                         ? DType::kBF16
                         : DType::kF32;
   if (config.model.compute_dtype == "auto") {
-    notes->emplace_back("model.compute_dtype",
-                        native ? "bf16: this processor multiplies it natively" : "f32: no native bf16 products here");
+    notes->emplace_back("model.compute_dtype", native ? "bf16: this processor multiplies it natively"
+                                                      : "f32: no native bf16 products here");
   }
   options.head_chunk = config.head.chunk;
   if (config.head.mode == "auto") notes->emplace_back("head.mode", "chunked: the mode of this version");

@@ -25,7 +25,8 @@ struct LoadedModel {
 [[nodiscard]] DeviceOptions device_options(const RunConfig& config, Notes* notes);
 // Reads and checks config.json and every header; warnings go to the log.
 [[nodiscard]] LoadedModel open_model(const std::string& path, Log& log);
-[[nodiscard]] EngineOptions engine_options(const RunConfig& config, const DeviceOptions& device, Notes* notes);
+[[nodiscard]] EngineOptions engine_options(const RunConfig& config, const DeviceOptions& device,
+                                           Notes* notes);
 [[nodiscard]] MicroBatchOptions micro_batch_options(const RunConfig& config, const ModelConfig& model);
 [[nodiscard]] PackingOptions packing_options(const RunConfig& config);
 

@@ -9,22 +9,26 @@
 namespace lathe {
 namespace {
 
-void check_lengths(const RunConfig& config, const std::vector<Trajectory>& trajectories, const std::string& file) {
+void check_lengths(const RunConfig& config, const std::vector<Trajectory>& trajectories,
+                   const std::string& file) {
   for (const Trajectory& t : trajectories) {
     if (t.tokens() <= config.data.row_length) continue;
-    data_error(fmt::format("{}:{}", file, t.line),
-               fmt::format("the trajectory has {} tokens (prompt {} + completion {}), but data.row_length is {}", t.tokens(),
-                           t.prompt_ids.size(), t.completion_ids.size(), config.data.row_length),
-               fmt::format("set data.row_length to at least {}, or leave the line out", t.tokens()));
+    data_error(
+        fmt::format("{}:{}", file, t.line),
+        fmt::format("the trajectory has {} tokens (prompt {} + completion {}), but data.row_length is {}",
+                    t.tokens(), t.prompt_ids.size(), t.completion_ids.size(), config.data.row_length),
+        fmt::format("set data.row_length to at least {}, or leave the line out", t.tokens()));
   }
 }
 
-void check_reference(const RunConfig& config, const std::vector<Trajectory>& trajectories, const std::string& file) {
+void check_reference(const RunConfig& config, const std::vector<Trajectory>& trajectories,
+                     const std::string& file) {
   if (config.grpo.beta == 0 || config.grpo.reference_initial) return;
   for (const Trajectory& t : trajectories) {
     if (!t.ref_logprobs.empty()) continue;
-    config_error("grpo.beta", fmt::format("{} needs reference log-probs, but {}:{} has no ref_logprobs", config.grpo.beta,
-                                          file, t.line),
+    config_error("grpo.beta",
+                 fmt::format("{} needs reference log-probs, but {}:{} has no ref_logprobs", config.grpo.beta,
+                             file, t.line),
                  "set grpo.reference to initial to score them with the starting weights, or grpo.beta to 0");
   }
 }
@@ -100,8 +104,10 @@ StepData build_step_data(const RunConfig& config, const MicroBatchOptions& optio
     trained_advantages.push_back(std::move(advantages[i]));
   }
   if (trained.empty()) {
-    data_error(batch.file, fmt::format("none of the {} trajectories can be trained on (all failed or aborted)", all.size()),
-               "check the `status` of the lines");
+    data_error(
+        batch.file,
+        fmt::format("none of the {} trajectories can be trained on (all failed or aborted)", all.size()),
+        "check the `status` of the lines");
   }
   check_lengths(config, trained, batch.file);
   check_carried_fields(trained, batch.file);

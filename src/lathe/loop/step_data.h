@@ -23,6 +23,7 @@ struct StepData {
 
 // Data errors name file and line: longer than the row, a field some but not all lines have, a gate without rollout
 // log-probs, beta without reference log-probs and grpo.reference none, nothing to train on.
-[[nodiscard]] StepData build_step_data(const RunConfig& config, const MicroBatchOptions& options, StepBatch batch);
+[[nodiscard]] StepData build_step_data(const RunConfig& config, const MicroBatchOptions& options,
+                                       StepBatch batch);
 
 }  // namespace lathe

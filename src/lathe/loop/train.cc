@@ -56,7 +56,7 @@ class Trainer {
   std::unique_ptr<RunFolder> folder_;
   std::vector<Prepared> repeated_;  // micro-batches of a batch with several iterations
   StepData repeated_data_;
-  double data_s_ = 0;      // host seconds of the batch being built
+  double data_s_ = 0;  // host seconds of the batch being built
   double startup_s_ = -1;
   double last_report_ = 0;
   bool gradients_written_ = false;
@@ -79,7 +79,8 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
       print_(print),
       device_options_(device_options(config, &notes_)),
       model_(open_model(config.model.path, log)),
-      source_(config.data.rollouts, config.data.trajectories_per_step, rollout_options(config, model_.config), log),
+      source_(config.data.rollouts, config.data.trajectories_per_step, rollout_options(config, model_.config),
+              log),
       batching_(micro_batch_options(config, model_.config)),
       device_(device_options_),
       communicator_(make_solo_communicator()) {
@@ -91,8 +92,8 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
     frozen.frozen = true;
     frozen.trainable.clear();
     reference_device_ = std::make_unique<Device>(device_options_);
-    reference_ =
-        std::make_unique<Engine>(*reference_device_, *communicator_, model_.config, model_.layout, frozen, log_);
+    reference_ = std::make_unique<Engine>(*reference_device_, *communicator_, model_.config, model_.layout,
+                                          frozen, log_);
     reference_->load(*model_.folder);
   }
 }
@@ -174,17 +175,20 @@ void Trainer::report(SubmittedStep& submitted) {
     const auto found = loss.find(name);
     return found == loss.end() ? 0.0 : found->second;
   };
-  log_.info("step {}/{} | reward {:.3f} | loss {:.4g} | kl {:.2g} | clip {:.1f}% | grad {:.3g} | {:.0f} tok/s | {:.2f} GiB",
-            result.step, config_.run.steps, submitted.reward_mean, value("policy/loss"), value("policy/approx_kl"),
-            100 * value("policy/clip_frac"), result.update.grad_norm, tokens_per_s, peak / (1 << 30));
+  log_.info(
+      "step {}/{} | reward {:.3f} | loss {:.4g} | kl {:.2g} | clip {:.1f}% | grad {:.3g} | {:.0f} tok/s | "
+      "{:.2f} GiB",
+      result.step, config_.run.steps, submitted.reward_mean, value("policy/loss"), value("policy/approx_kl"),
+      100 * value("policy/clip_frac"), result.update.grad_norm, tokens_per_s, peak / (1 << 30));
   if (result.update.skipped) log_.warning("step {} is skipped: {}", result.step, result.update.reason);
 }
 
 void Trainer::save() {
-  const std::string where = folder_->save_checkpoint(engine_->step(), config_.run.keep, [this](const std::string& to) {
-    engine_->export_to(*model_.folder, to);
-    engine_->save_trainer_state(to);
-  });
+  const std::string where =
+      folder_->save_checkpoint(engine_->step(), config_.run.keep, [this](const std::string& to) {
+        engine_->export_to(*model_.folder, to);
+        engine_->save_trainer_state(to);
+      });
   log_.info("checkpoint: {}", std::filesystem::absolute(where).string());
   print_(fmt::format("checkpoint: {}", where));
 }
@@ -200,13 +204,13 @@ void Trainer::dry_run() {
   print_(fmt::format("rollouts: {} file(s), first {}", source_.files().size(), data.file));
   for (const auto& [name, value] : data.metrics) print_(fmt::format("  {}: {:.6g}", name, value));
   print_(fmt::format("plan: {} steps of {} micro-batches ({} x {} tokens)", config_.run.steps,
-                     data.micro_batches.size(), config_.data.rows_per_micro_batch,
-                     config_.data.row_length));
+                     data.micro_batches.size(), config_.data.rows_per_micro_batch, config_.data.row_length));
   const MemoryUse live = device_.memory->live();
   for (int kind = 0; kind < kMemoryKinds; ++kind) {
     const auto k = static_cast<MemoryKind>(kind);
     if (live.of(k) > 0) {
-      print_(fmt::format("memory: {:.1f} MiB {}", static_cast<double>(live.of(k)) / (1 << 20), memory_kind_name(k)));
+      print_(fmt::format("memory: {:.1f} MiB {}", static_cast<double>(live.of(k)) / (1 << 20),
+                         memory_kind_name(k)));
     }
   }
   for (const auto& [key, choice] : notes_) print_(fmt::format("{}: {}", key, choice));
@@ -237,8 +241,10 @@ int Trainer::run() {
 
 int train(const RunConfig& config, const TrainOptions& options, Log& log,
           const std::function<void(const std::string& line)>& print) {
-  if (!options.ledger_out.empty()) config_error("--ledger-out", "is not built in this version", "leave it out");
-  if (!options.stop_after.empty()) config_error("--stop-after", "is not built in this version", "leave it out");
+  if (!options.ledger_out.empty())
+    config_error("--ledger-out", "is not built in this version", "leave it out");
+  if (!options.stop_after.empty())
+    config_error("--stop-after", "is not built in this version", "leave it out");
   check_packing_options(packing_options(config));
   check_grpo_config(config.grpo);
   Trainer trainer(config, options, log, print);

@@ -12,11 +12,11 @@ namespace lathe {
 
 struct TrainOptions {
   bool dry_run = false;
-  std::string gradients_out;                 // file for the first step's gradients
-  std::string ledger_out;                    // not built in this version: a config error when given
-  std::string stop_after;                    // STEP or STEP:MICRO_BATCH; "" = not
-  std::string resolved_config;               // text of config.resolved.yaml, written into the run folder
-  double process_start_s = 0;                // of a steady clock, for time/startup_s
+  std::string gradients_out;    // file for the first step's gradients
+  std::string ledger_out;       // not built in this version: a config error when given
+  std::string stop_after;       // STEP or STEP:MICRO_BATCH; "" = not
+  std::string resolved_config;  // text of config.resolved.yaml, written into the run folder
+  double process_start_s = 0;   // of a steady clock, for time/startup_s
 };
 
 // Returns the exit code: 0 done, 75 stopped early with a checkpoint. Errors are thrown. The result that belongs on stdout

@@ -6,11 +6,16 @@ namespace lathe {
 
 const char* phase_name(Phase phase) {
   switch (phase) {
-    case Phase::kPrepare: return "prepare";
-    case Phase::kForward: return "forward";
-    case Phase::kRemat: return "remat";
-    case Phase::kBackward: return "backward";
-    case Phase::kUpdate: return "update";
+    case Phase::kPrepare:
+      return "prepare";
+    case Phase::kForward:
+      return "forward";
+    case Phase::kRemat:
+      return "remat";
+    case Phase::kBackward:
+      return "backward";
+    case Phase::kUpdate:
+      return "update";
   }
   return "?";
 }
@@ -41,6 +46,8 @@ class SoloCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_solo_communicator() { return std::make_unique<SoloCommunicator>(); }
+std::unique_ptr<Communicator> make_solo_communicator() {
+  return std::make_unique<SoloCommunicator>();
+}
 
 }  // namespace lathe

@@ -32,8 +32,8 @@ constexpr Exchange kReduceKv{kAxisContext, Phase::kBackward, "attention.kv"};
 
 }  // namespace
 
-Tensor attention_forward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights, ConstView x,
-                         AttentionSaved& saved) {
+Tensor attention_forward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights,
+                         ConstView x, AttentionSaved& saved) {
   Device& device = context.device;
   Queue& queue = *device.queue;
   const ModelConfig& config = context.config;
@@ -53,26 +53,28 @@ Tensor attention_forward(ModelContext& context, const BatchView& batch, const Ga
     saved.q_rstd = device.activation(Shape{tokens, heads}, "attention.q_rstd");
     saved.k_rstd = device.activation(Shape{tokens, kv_heads}, "attention.k_rstd");
   }
-  device.kernels.qk_norm_rope_forward(queue, rope_params(config), saved.q_proj.view().reshape({tokens, heads, q_width}),
-                                      saved.k_proj.view().reshape({tokens, kv_heads, dim}), batch.positions,
-                                      weights[ParameterRole::kQNorm], weights[ParameterRole::kKNorm], saved.q, saved.k,
-                                      saved.q_rstd, saved.k_rstd);
+  device.kernels.qk_norm_rope_forward(
+      queue, rope_params(config), saved.q_proj.view().reshape({tokens, heads, q_width}),
+      saved.k_proj.view().reshape({tokens, kv_heads, dim}), batch.positions, weights[ParameterRole::kQNorm],
+      weights[ParameterRole::kKNorm], saved.q, saved.k, saved.q_rstd, saved.k_rstd);
   context.communicator.all_gather(kGatherKv, saved.k, saved.k);
   context.communicator.all_gather(kGatherKv, saved.v, saved.v);
 
   saved.o = device.activation(Shape{tokens, heads, dim}, "attention.o");
   saved.lse = device.activation(Shape{tokens, heads}, "attention.lse");
   device.kernels.attention_forward(queue, attention_params(config, batch), saved.q, saved.k,
-                                   saved.v.view().reshape({tokens, kv_heads, dim}), batch.segments, batch.segments,
-                                   saved.o, saved.lse);
-  if (!config.attn_output_gate) return linear_forward(context, saved.o, weights[ParameterRole::kOProj], "mixer");
+                                   saved.v.view().reshape({tokens, kv_heads, dim}), batch.segments,
+                                   batch.segments, saved.o, saved.lse);
+  if (!config.attn_output_gate)
+    return linear_forward(context, saved.o, weights[ParameterRole::kOProj], "mixer");
   Tensor gated = device.activation(Shape{tokens, heads, dim}, "attention.gated");
-  device.kernels.output_gate_forward(queue, saved.o, saved.q_proj.view().reshape({tokens, heads, q_width}), gated);
+  device.kernels.output_gate_forward(queue, saved.o, saved.q_proj.view().reshape({tokens, heads, q_width}),
+                                     gated);
   return linear_forward(context, gated, weights[ParameterRole::kOProj], "mixer");
 }
 
-Tensor attention_backward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights, int layer,
-                          ConstView x, AttentionSaved& saved, ConstView dy) {
+Tensor attention_backward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights,
+                          int layer, ConstView x, AttentionSaved& saved, ConstView dy) {
   Device& device = context.device;
   Queue& queue = *device.queue;
   const ModelConfig& config = context.config;
@@ -94,7 +96,8 @@ Tensor attention_backward(ModelContext& context, const BatchView& batch, const G
     gated.reset();
     Tensor da = std::move(d_o);
     d_o = device.activation(Shape{tokens, heads, dim}, "attention.do");
-    device.kernels.output_gate_backward(queue, da.view().reshape({tokens, heads, dim}), saved.o, q_proj, d_o, dq_proj);
+    device.kernels.output_gate_backward(queue, da.view().reshape({tokens, heads, dim}), saved.o, q_proj, d_o,
+                                        dq_proj);
   } else {
     linear_weight_gradient(context, dy, saved.o, store.product_target(ParameterRole::kOProj, layer));
   }
@@ -105,9 +108,10 @@ Tensor attention_backward(ModelContext& context, const BatchView& batch, const G
   Tensor dv = device.activation(Shape{tokens, kv_heads, dim}, "attention.dv");
   {
     Tensor scratch = device.scratch(attention_backward_scratch(params), "attention.delta");
-    device.kernels.attention_backward(queue, params, config.attn_output_gate ? d_o.view() : d_o_heads, saved.q, saved.k,
-                                      saved.v.view().reshape({tokens, kv_heads, dim}), batch.segments, batch.segments,
-                                      saved.o, saved.lse, dq, dk, dv, scratch);
+    device.kernels.attention_backward(queue, params, config.attn_output_gate ? d_o.view() : d_o_heads,
+                                      saved.q, saved.k, saved.v.view().reshape({tokens, kv_heads, dim}),
+                                      batch.segments, batch.segments, saved.o, saved.lse, dq, dk, dv,
+                                      scratch);
   }
   d_o.reset();
   saved.o.reset();
@@ -119,9 +123,9 @@ Tensor attention_backward(ModelContext& context, const BatchView& batch, const G
     Tensor scratch = device.scratch(qk_norm_rope_backward_scratch(tokens, dim), "attention.qk_norm partials");
     device.kernels.qk_norm_rope_backward(
         queue, rope_params(config), dq, dk, q_proj, saved.k_proj.view().reshape({tokens, kv_heads, dim}),
-        batch.positions, weights[ParameterRole::kQNorm], weights[ParameterRole::kKNorm], saved.q_rstd, saved.k_rstd,
-        dq_proj, dk_proj, store.target(ParameterRole::kQNorm, layer), store.target(ParameterRole::kKNorm, layer),
-        scratch);
+        batch.positions, weights[ParameterRole::kQNorm], weights[ParameterRole::kKNorm], saved.q_rstd,
+        saved.k_rstd, dq_proj, dk_proj, store.target(ParameterRole::kQNorm, layer),
+        store.target(ParameterRole::kKNorm, layer), scratch);
   }
   linear_weight_gradient(context, dq_proj, x, store.product_target(ParameterRole::kQProj, layer));
   linear_weight_gradient(context, dk_proj, x, store.product_target(ParameterRole::kKProj, layer));

@@ -11,10 +11,12 @@ Decoder::Decoder(const ModelContext& context) : context_(context) {
 
 ConstView Decoder::forced_experts(const BatchView& batch, int layer) const {
   const int index = moe_index_[static_cast<size_t>(layer)];
-  return index < 0 || batch.forced_experts.empty() ? ConstView() : batch.forced_experts[static_cast<size_t>(index)];
+  return index < 0 || batch.forced_experts.empty() ? ConstView()
+                                                   : batch.forced_experts[static_cast<size_t>(index)];
 }
 
-Tensor Decoder::layer_forward(const BatchView& batch, int layer, Phase phase, ConstView x, LayerSaved& saved) {
+Tensor Decoder::layer_forward(const BatchView& batch, int layer, Phase phase, ConstView x,
+                              LayerSaved& saved) {
   Device& device = context_.device;
   Queue& queue = *device.queue;
   const ModelConfig& config = context_.config;
@@ -26,7 +28,8 @@ Tensor Decoder::layer_forward(const BatchView& batch, int layer, Phase phase, Co
 
   saved.normed1 = device.activation(shape, "layer.normed1");
   saved.rstd1 = device.activation(Shape{tokens}, "layer.rstd1");
-  device.kernels.rmsnorm_forward(queue, norm, x, weights[ParameterRole::kInputNorm], saved.normed1, saved.rstd1);
+  device.kernels.rmsnorm_forward(queue, norm, x, weights[ParameterRole::kInputNorm], saved.normed1,
+                                 saved.rstd1);
   saved.h = kind.mixer == MixerKind::kFullAttention
                 ? attention_forward(context_, batch, weights, saved.normed1, saved.attention)
                 : delta_forward(context_, batch, weights, saved.normed1, saved.delta);
@@ -34,10 +37,11 @@ Tensor Decoder::layer_forward(const BatchView& batch, int layer, Phase phase, Co
 
   saved.normed2 = device.activation(shape, "layer.normed2");
   saved.rstd2 = device.activation(Shape{tokens}, "layer.rstd2");
-  device.kernels.rmsnorm_forward(queue, norm, saved.h, weights[ParameterRole::kPostAttentionNorm], saved.normed2,
-                                 saved.rstd2);
+  device.kernels.rmsnorm_forward(queue, norm, saved.h, weights[ParameterRole::kPostAttentionNorm],
+                                 saved.normed2, saved.rstd2);
   // Choices are kept, never recomputed: a near tie must not flip between forward and backward.
-  const ConstView forced = saved.kept_experts.empty() ? forced_experts(batch, layer) : saved.kept_experts.view();
+  const ConstView forced =
+      saved.kept_experts.empty() ? forced_experts(batch, layer) : saved.kept_experts.view();
   Tensor out = kind.mlp == MlpKind::kDense
                    ? dense_forward(context_, weights, saved.normed2, saved.dense)
                    : moe_forward(context_, batch, weights, saved.normed2, forced, saved.moe);
@@ -65,9 +69,11 @@ Tensor Decoder::layer_backward(const BatchView& batch, int layer, LayerSaved& sa
     Tensor d_normed = kind.mlp == MlpKind::kDense
                           ? dense_backward(context_, weights, layer, saved.normed2, saved.dense, dy)
                           : moe_backward(context_, weights, layer, saved.normed2, saved.moe, dy);
-    Tensor scratch = device.scratch(rmsnorm_backward_scratch(tokens, config.hidden_size), "layer.norm2 partials");
-    device.kernels.rmsnorm_backward(queue, norm, d_normed, saved.h, weights[ParameterRole::kPostAttentionNorm],
-                                    saved.rstd2, dh, store.target(ParameterRole::kPostAttentionNorm, layer), scratch);
+    Tensor scratch =
+        device.scratch(rmsnorm_backward_scratch(tokens, config.hidden_size), "layer.norm2 partials");
+    device.kernels.rmsnorm_backward(queue, norm, d_normed, saved.h,
+                                    weights[ParameterRole::kPostAttentionNorm], saved.rstd2, dh,
+                                    store.target(ParameterRole::kPostAttentionNorm, layer), scratch);
   }
   saved.normed2.reset();
   saved.h.reset();
@@ -76,12 +82,14 @@ Tensor Decoder::layer_backward(const BatchView& batch, int layer, LayerSaved& sa
 
   Tensor dx = device.activation(shape, "layer.dx");
   {
-    Tensor d_normed = kind.mixer == MixerKind::kFullAttention
-                          ? attention_backward(context_, batch, weights, layer, saved.normed1, saved.attention, dh)
-                          : delta_backward(context_, batch, weights, layer, saved.normed1, saved.delta, dh);
-    Tensor scratch = device.scratch(rmsnorm_backward_scratch(tokens, config.hidden_size), "layer.norm1 partials");
-    device.kernels.rmsnorm_backward(queue, norm, d_normed, saved.x, weights[ParameterRole::kInputNorm], saved.rstd1, dx,
-                                    store.target(ParameterRole::kInputNorm, layer), scratch);
+    Tensor d_normed =
+        kind.mixer == MixerKind::kFullAttention
+            ? attention_backward(context_, batch, weights, layer, saved.normed1, saved.attention, dh)
+            : delta_backward(context_, batch, weights, layer, saved.normed1, saved.delta, dh);
+    Tensor scratch =
+        device.scratch(rmsnorm_backward_scratch(tokens, config.hidden_size), "layer.norm1 partials");
+    device.kernels.rmsnorm_backward(queue, norm, d_normed, saved.x, weights[ParameterRole::kInputNorm],
+                                    saved.rstd1, dx, store.target(ParameterRole::kInputNorm, layer), scratch);
   }
   device.kernels.add(queue, dh, dx, dx);
   saved = {};
@@ -89,8 +97,8 @@ Tensor Decoder::layer_backward(const BatchView& batch, int layer, LayerSaved& sa
   return dx;
 }
 
-Tensor Decoder::forward(const BatchView& batch, const std::vector<bool>& keep_all, std::vector<LayerSaved>* saved,
-                        std::vector<ExpertCounts>* counts) {
+Tensor Decoder::forward(const BatchView& batch, const std::vector<bool>& keep_all,
+                        std::vector<LayerSaved>* saved, std::vector<ExpertCounts>* counts) {
   Device& device = context_.device;
   const ModelConfig& config = context_.config;
   Tensor x = device.activation(Shape{batch.tokens(), config.hidden_size}, "hidden");

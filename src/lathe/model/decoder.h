@@ -34,23 +34,23 @@ struct ModelContext {
 struct BatchView {
   int64_t rows = 0;
   int64_t row_length = 0;
-  ConstView ids;        // i32 [tokens]
-  ConstView segments;   // i32 [tokens], 0 = padding
-  ConstView positions;  // i32 [tokens]
+  ConstView ids;                          // i32 [tokens]
+  ConstView segments;                     // i32 [tokens], 0 = padding
+  ConstView positions;                    // i32 [tokens]
   std::vector<ConstView> forced_experts;  // per MoE layer i32 [tokens, top_k], or empty
   [[nodiscard]] int64_t tokens() const { return rows * row_length; }
 };
 
 // What backward needs of a layer's parts. Views of x and h are the layer's, not kept here.
 struct AttentionSaved {
-  Tensor q_proj, k_proj, v;    // projections; q_proj holds the output gate too
-  Tensor q, k;                 // after norm and rotation
-  Tensor q_rstd, k_rstd;       // absent without q/k norm
+  Tensor q_proj, k_proj, v;  // projections; q_proj holds the output gate too
+  Tensor q, k;               // after norm and rotation
+  Tensor q_rstd, k_rstd;     // absent without q/k norm
   Tensor o, lse;
 };
 struct DeltaSaved {
-  Tensor qkv, z, ba;           // projections
-  Tensor mixed;                // after convolution and SiLU
+  Tensor qkv, z, ba;  // projections
+  Tensor mixed;       // after convolution and SiLU
   Tensor q, k, v, beta, g;
   Tensor o, rstd, chunk_states;
 };
@@ -58,14 +58,14 @@ struct DenseSaved {
   Tensor gate_up;
 };
 struct MoeSaved {
-  Tensor logits, expert, weight;                // router
-  Tensor offsets, slot_of_row, row_of_slot;     // ragged sort
-  Tensor rows, gate_up;                         // of the experts
-  Tensor shared_gate_up, shared_weight;         // absent without shared expert
+  Tensor logits, expert, weight;             // router
+  Tensor offsets, slot_of_row, row_of_slot;  // ragged sort
+  Tensor rows, gate_up;                      // of the experts
+  Tensor shared_gate_up, shared_weight;      // absent without shared expert
 };
 struct LayerSaved {
-  Tensor x;              // the layer's input: always kept
-  Tensor kept_experts;   // the router's choices, kept when everything else is recomputed
+  Tensor x;               // the layer's input: always kept
+  Tensor kept_experts;    // the router's choices, kept when everything else is recomputed
   bool complete = false;  // the rest below is there
   Tensor normed1, rstd1, h, normed2, rstd2;
   AttentionSaved attention;
@@ -75,23 +75,26 @@ struct LayerSaved {
 };
 
 // y = mixer(x) and its backward; x is normed; dx is returned. Weights are the layer's, gathered.
-[[nodiscard]] Tensor attention_forward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights,
-                                       ConstView x, AttentionSaved& saved);
-[[nodiscard]] Tensor attention_backward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights,
-                                        int layer, ConstView x, AttentionSaved& saved, ConstView dy);
-[[nodiscard]] Tensor delta_forward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights,
-                                   ConstView x, DeltaSaved& saved);
-[[nodiscard]] Tensor delta_backward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights,
-                                    int layer, ConstView x, DeltaSaved& saved, ConstView dy);
+[[nodiscard]] Tensor attention_forward(ModelContext& context, const BatchView& batch,
+                                       const GatheredWeights& weights, ConstView x, AttentionSaved& saved);
+[[nodiscard]] Tensor attention_backward(ModelContext& context, const BatchView& batch,
+                                        const GatheredWeights& weights, int layer, ConstView x,
+                                        AttentionSaved& saved, ConstView dy);
+[[nodiscard]] Tensor delta_forward(ModelContext& context, const BatchView& batch,
+                                   const GatheredWeights& weights, ConstView x, DeltaSaved& saved);
+[[nodiscard]] Tensor delta_backward(ModelContext& context, const BatchView& batch,
+                                    const GatheredWeights& weights, int layer, ConstView x, DeltaSaved& saved,
+                                    ConstView dy);
 [[nodiscard]] Tensor dense_forward(ModelContext& context, const GatheredWeights& weights, ConstView x,
                                    DenseSaved& saved);
-[[nodiscard]] Tensor dense_backward(ModelContext& context, const GatheredWeights& weights, int layer, ConstView x,
-                                    DenseSaved& saved, ConstView dy);
+[[nodiscard]] Tensor dense_backward(ModelContext& context, const GatheredWeights& weights, int layer,
+                                    ConstView x, DenseSaved& saved, ConstView dy);
 // forced: i32 [tokens, top_k] choices to take instead of the router's, or empty.
-[[nodiscard]] Tensor moe_forward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights,
-                                 ConstView x, ConstView forced, MoeSaved& saved);
-[[nodiscard]] Tensor moe_backward(ModelContext& context, const GatheredWeights& weights, int layer, ConstView x,
-                                  MoeSaved& saved, ConstView dy);
+[[nodiscard]] Tensor moe_forward(ModelContext& context, const BatchView& batch,
+                                 const GatheredWeights& weights, ConstView x, ConstView forced,
+                                 MoeSaved& saved);
+[[nodiscard]] Tensor moe_backward(ModelContext& context, const GatheredWeights& weights, int layer,
+                                  ConstView x, MoeSaved& saved, ConstView dy);
 
 // Tokens per expert of one MoE layer, for metrics.
 using ExpertCounts = std::vector<int64_t>;
@@ -109,7 +112,8 @@ class Decoder {
   void backward(const BatchView& batch, std::vector<LayerSaved>& saved, Tensor d_hidden);
 
  private:
-  [[nodiscard]] Tensor layer_forward(const BatchView& batch, int layer, Phase phase, ConstView x, LayerSaved& saved);
+  [[nodiscard]] Tensor layer_forward(const BatchView& batch, int layer, Phase phase, ConstView x,
+                                     LayerSaved& saved);
   [[nodiscard]] Tensor layer_backward(const BatchView& batch, int layer, LayerSaved& saved, ConstView dy);
   [[nodiscard]] ConstView forced_experts(const BatchView& batch, int layer) const;
 
@@ -118,10 +122,12 @@ class Decoder {
 };
 
 // y[:, :] (+)= x W^T, dx = dy W, dW (+)= dy^T x, with the context's compute type; x [rows, in], W [out, in].
-[[nodiscard]] Tensor linear_forward(const ModelContext& context, ConstView x, ConstView weight, const char* name);
+[[nodiscard]] Tensor linear_forward(const ModelContext& context, ConstView x, ConstView weight,
+                                    const char* name);
 [[nodiscard]] Tensor linear_input_gradient(const ModelContext& context, ConstView dy, ConstView weight,
                                            const char* name);
 void add_linear_input_gradient(const ModelContext& context, ConstView dy, ConstView weight, View dx);
-void linear_weight_gradient(const ModelContext& context, ConstView dy, ConstView x, const GradientTarget& target);
+void linear_weight_gradient(const ModelContext& context, ConstView dy, ConstView x,
+                            const GradientTarget& target);
 
 }  // namespace lathe

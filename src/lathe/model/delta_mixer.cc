@@ -32,8 +32,8 @@ GatedDeltaRuleParams rule_params(const ModelContext& context, const BatchView& b
 
 }  // namespace
 
-Tensor delta_forward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights, ConstView x,
-                     DeltaSaved& saved) {
+Tensor delta_forward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights,
+                     ConstView x, DeltaSaved& saved) {
   Device& device = context.device;
   Queue& queue = *device.queue;
   const ModelConfig& config = context.config;
@@ -48,8 +48,8 @@ Tensor delta_forward(ModelContext& context, const BatchView& batch, const Gather
   saved.ba = linear_forward(context, x, weights[ParameterRole::kInProjBa], "delta.ba");
 
   saved.mixed = device.activation(Shape{tokens, config.linear_mixed_dim()}, "delta.mixed");
-  device.kernels.causal_conv_forward(queue, conv_params(config, batch), saved.qkv, weights[ParameterRole::kConv],
-                                     batch.segments, {}, {}, saved.mixed);
+  device.kernels.causal_conv_forward(queue, conv_params(config, batch), saved.qkv,
+                                     weights[ParameterRole::kConv], batch.segments, {}, {}, saved.mixed);
 
   saved.q = device.activation(Shape{tokens, key_heads, key_dim}, "delta.q");
   saved.k = device.activation(Shape{tokens, key_heads, key_dim}, "delta.k");
@@ -57,16 +57,16 @@ Tensor delta_forward(ModelContext& context, const BatchView& batch, const Gather
   saved.beta = device.activation(Shape{tokens, value_heads}, "delta.beta");
   saved.g = device.activation(Shape{tokens, value_heads}, "delta.g");
   device.kernels.delta_gates_forward(queue, gate_params(config, batch), saved.mixed, saved.ba,
-                                     weights[ParameterRole::kALog], weights[ParameterRole::kDtBias], batch.segments,
-                                     saved.q, saved.k, saved.v, saved.beta, saved.g);
+                                     weights[ParameterRole::kALog], weights[ParameterRole::kDtBias],
+                                     batch.segments, saved.q, saved.k, saved.v, saved.beta, saved.g);
 
   const GatedDeltaRuleParams params = rule_params(context, batch);
   saved.o = device.activation(Shape{tokens, value_heads, value_dim}, "delta.o");
   saved.chunk_states = device.memory->allocate(
       device.float_type(), Shape{batch.rows * params.chunks(), value_heads, key_dim, value_dim},
       MemoryKind::kActivations, "delta.chunk_states");
-  device.kernels.gated_delta_rule_forward(queue, params, saved.q, saved.k, saved.v, saved.beta, saved.g, batch.segments,
-                                          {}, {}, saved.o, {}, saved.chunk_states);
+  device.kernels.gated_delta_rule_forward(queue, params, saved.q, saved.k, saved.v, saved.beta, saved.g,
+                                          batch.segments, {}, {}, saved.o, {}, saved.chunk_states);
 
   Tensor y = device.activation(Shape{tokens * value_heads, value_dim}, "delta.gated");
   saved.rstd = device.activation(Shape{tokens * value_heads}, "delta.rstd");
@@ -77,8 +77,8 @@ Tensor delta_forward(ModelContext& context, const BatchView& batch, const Gather
   return linear_forward(context, y, weights[ParameterRole::kOutProj], "mixer");
 }
 
-Tensor delta_backward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights, int layer,
-                      ConstView x, DeltaSaved& saved, ConstView dy) {
+Tensor delta_backward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights,
+                      int layer, ConstView x, DeltaSaved& saved, ConstView dy) {
   Device& device = context.device;
   Queue& queue = *device.queue;
   const ModelConfig& config = context.config;
@@ -102,10 +102,10 @@ Tensor delta_backward(ModelContext& context, const BatchView& batch, const Gathe
   Tensor dz = device.activation(Shape{tokens, value_heads * value_dim}, "delta.dz");
   {
     Tensor d_y = linear_input_gradient(context, dy, weights[ParameterRole::kOutProj], "delta.dgated");
-    Tensor scratch =
-        device.scratch(gated_rmsnorm_backward_scratch(tokens * value_heads, value_dim), "delta.norm partials");
-    device.kernels.gated_rmsnorm_backward(queue, {.eps = config.rms_norm_eps}, d_y.view().reshape(head_rows), o_rows,
-                                          z_rows, weights[ParameterRole::kGatedNorm], saved.rstd,
+    Tensor scratch = device.scratch(gated_rmsnorm_backward_scratch(tokens * value_heads, value_dim),
+                                    "delta.norm partials");
+    device.kernels.gated_rmsnorm_backward(queue, {.eps = config.rms_norm_eps}, d_y.view().reshape(head_rows),
+                                          o_rows, z_rows, weights[ParameterRole::kGatedNorm], saved.rstd,
                                           d_o.view().reshape(head_rows), dz.view().reshape(head_rows),
                                           store.target(ParameterRole::kGatedNorm, layer), scratch);
   }
@@ -122,27 +122,29 @@ Tensor delta_backward(ModelContext& context, const BatchView& batch, const Gathe
     Tensor dg = device.activation(Shape{tokens, value_heads}, "delta.dg");
     const GatedDeltaRuleParams params = rule_params(context, batch);
     {
-      Tensor scratch = device.scratch(gated_delta_rule_backward_scratch(params), "delta.dq and dk by value head");
-      device.kernels.gated_delta_rule_backward(queue, params, d_o, {}, saved.q, saved.k, saved.v, saved.beta, saved.g,
-                                               batch.segments, {}, {}, saved.chunk_states, dq, dk, dv, dbeta, dg, {},
-                                               scratch);
+      Tensor scratch =
+          device.scratch(gated_delta_rule_backward_scratch(params), "delta.dq and dk by value head");
+      device.kernels.gated_delta_rule_backward(queue, params, d_o, {}, saved.q, saved.k, saved.v, saved.beta,
+                                               saved.g, batch.segments, {}, {}, saved.chunk_states, dq, dk,
+                                               dv, dbeta, dg, {}, scratch);
     }
     d_o.reset();
     saved.chunk_states.reset();
     const DeltaGatesParams gates = gate_params(config, batch);
     Tensor scratch = device.scratch(delta_gates_backward_scratch(gates), "delta.gate partials");
-    device.kernels.delta_gates_backward(queue, gates, dq, dk, dv, dbeta, dg, saved.mixed, saved.ba,
-                                        weights[ParameterRole::kALog], weights[ParameterRole::kDtBias], batch.segments,
-                                        d_mixed, d_ba, store.target(ParameterRole::kALog, layer),
-                                        store.target(ParameterRole::kDtBias, layer), scratch);
+    device.kernels.delta_gates_backward(
+        queue, gates, dq, dk, dv, dbeta, dg, saved.mixed, saved.ba, weights[ParameterRole::kALog],
+        weights[ParameterRole::kDtBias], batch.segments, d_mixed, d_ba,
+        store.target(ParameterRole::kALog, layer), store.target(ParameterRole::kDtBias, layer), scratch);
   }
   saved.mixed.reset();
   Tensor d_qkv = device.activation(Shape{tokens, config.linear_mixed_dim()}, "delta.dqkv");
   {
     const CausalConvParams conv = conv_params(config, batch);
     Tensor scratch = device.scratch(causal_conv_backward_scratch(conv), "delta.conv partials");
-    device.kernels.causal_conv_backward(queue, conv, d_mixed, saved.qkv, weights[ParameterRole::kConv], batch.segments,
-                                        {}, {}, d_qkv, store.target(ParameterRole::kConv, layer), {}, scratch);
+    device.kernels.causal_conv_backward(queue, conv, d_mixed, saved.qkv, weights[ParameterRole::kConv],
+                                        batch.segments, {}, {}, d_qkv,
+                                        store.target(ParameterRole::kConv, layer), {}, scratch);
   }
   saved.qkv.reset();
   d_mixed.reset();

@@ -11,11 +11,12 @@ Tensor dense_forward(ModelContext& context, const GatheredWeights& weights, Cons
   return linear_forward(context, h, weights[ParameterRole::kDown], "mlp");
 }
 
-Tensor dense_backward(ModelContext& context, const GatheredWeights& weights, int layer, ConstView x, DenseSaved& saved,
-                      ConstView dy) {
+Tensor dense_backward(ModelContext& context, const GatheredWeights& weights, int layer, ConstView x,
+                      DenseSaved& saved, ConstView dy) {
   Device& device = context.device;
   const View gate_up = saved.gate_up;
-  if (const GradientTarget target = context.store.product_target(ParameterRole::kDown, layer); target.wanted()) {
+  if (const GradientTarget target = context.store.product_target(ParameterRole::kDown, layer);
+      target.wanted()) {
     Tensor h = device.activation(Shape{gate_up.dim(0), gate_up.dim(1) / 2}, "mlp.h");
     device.kernels.swiglu_forward(*device.queue, gate_up, {}, h);
     linear_weight_gradient(context, dy, h, target);

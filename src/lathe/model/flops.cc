@@ -10,7 +10,8 @@ int64_t active_matrix_parameters(const ModelConfig& c) {
       const int64_t kv = c.num_key_value_heads * c.head_dim;
       total += c.hidden_size * (q * (c.attn_output_gate ? 3 : 2) + 2 * kv);
     } else {
-      total += c.hidden_size * (c.linear_mixed_dim() + 2 * c.linear_value_dim() + 2 * c.linear_num_value_heads);
+      total +=
+          c.hidden_size * (c.linear_mixed_dim() + 2 * c.linear_value_dim() + 2 * c.linear_num_value_heads);
     }
     if (layer.mlp == MlpKind::kDense) {
       total += 3 * c.hidden_size * c.intermediate_size;
@@ -43,7 +44,8 @@ double model_flops(const ModelConfig& c, std::span<const int64_t> lengths, int64
   const double delta = 18.0 * static_cast<double>(c.linear_num_value_heads * c.linear_key_head_dim) *
                        static_cast<double>(c.linear_value_head_dim) * tokens * delta_layers;
   const double matrices = 6.0 * static_cast<double>(active_matrix_parameters(c)) * tokens;
-  const double head = 6.0 * static_cast<double>(c.vocab_size * c.hidden_size) * static_cast<double>(scored_tokens);
+  const double head =
+      6.0 * static_cast<double>(c.vocab_size * c.hidden_size) * static_cast<double>(scored_tokens);
   return matrices + head + attention + delta;
 }
 

@@ -13,6 +13,7 @@ namespace lathe {
 [[nodiscard]] int64_t active_matrix_parameters(const ModelConfig& config);
 
 // Forward and backward of trajectories of these lengths with `scored_tokens` projected to the vocabulary.
-[[nodiscard]] double model_flops(const ModelConfig& config, std::span<const int64_t> lengths, int64_t scored_tokens);
+[[nodiscard]] double model_flops(const ModelConfig& config, std::span<const int64_t> lengths,
+                                 int64_t scored_tokens);
 
 }  // namespace lathe

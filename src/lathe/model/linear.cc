@@ -4,7 +4,9 @@ namespace lathe {
 namespace {
 
 // Rank-1 and rank-3 activations are [rows, width] to a product.
-ConstView as_matrix(ConstView x, int64_t width) { return x.reshape(Shape{x.size() / width, width}); }
+ConstView as_matrix(ConstView x, int64_t width) {
+  return x.reshape(Shape{x.size() / width, width});
+}
 
 }  // namespace
 
@@ -25,11 +27,13 @@ Tensor linear_input_gradient(const ModelContext& context, ConstView dy, ConstVie
 }
 
 void add_linear_input_gradient(const ModelContext& context, ConstView dy, ConstView weight, View dx) {
-  context.device.kernels.matmul(*context.device.queue, {.accumulate = true, .compute = context.options.compute},
+  context.device.kernels.matmul(*context.device.queue,
+                                {.accumulate = true, .compute = context.options.compute},
                                 as_matrix(dy, weight.dim(0)), weight, dx);
 }
 
-void linear_weight_gradient(const ModelContext& context, ConstView dy, ConstView x, const GradientTarget& target) {
+void linear_weight_gradient(const ModelContext& context, ConstView dy, ConstView x,
+                            const GradientTarget& target) {
   if (!target.wanted()) return;
   context.device.kernels.matmul(
       *context.device.queue,

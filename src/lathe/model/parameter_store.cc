@@ -15,7 +15,8 @@ int unit_of(const ParameterSpec& spec) {
   return spec.role == ParameterRole::kEmbedding ? kEmbeddingUnit : kHeadUnit;
 }
 
-std::map<std::string, bool> match_trainable(const ParameterLayout& layout, const ParameterStoreOptions& options) {
+std::map<std::string, bool> match_trainable(const ParameterLayout& layout,
+                                            const ParameterStoreOptions& options) {
   std::vector<std::regex> patterns;
   for (const std::string& pattern : options.trainable) {
     try {
@@ -38,8 +39,9 @@ std::map<std::string, bool> match_trainable(const ParameterLayout& layout, const
   }
   for (size_t i = 0; i < patterns.size(); ++i) {
     if (used[i]) continue;
-    config_error("model.trainable", fmt::format("'{}' matches none of the model's {} tensors", options.trainable[i],
-                                                layout.hf_tensors.size()),
+    config_error("model.trainable",
+                 fmt::format("'{}' matches none of the model's {} tensors", options.trainable[i],
+                             layout.hf_tensors.size()),
                  "see the names with `lathe inspect`");
   }
   return trains;
@@ -50,7 +52,8 @@ std::vector<RowRange> trained_rows_of(const ParameterSpec& spec, const std::map<
   for (const HfSlice& slice : spec.slices) {
     if (trains.at(slice.tensor)) ranges.push_back({slice.row, slice.row + slice.rows});
   }
-  std::sort(ranges.begin(), ranges.end(), [](const RowRange& a, const RowRange& b) { return a.begin < b.begin; });
+  std::sort(ranges.begin(), ranges.end(),
+            [](const RowRange& a, const RowRange& b) { return a.begin < b.begin; });
   std::vector<RowRange> merged;
   for (const RowRange& range : ranges) {
     if (!merged.empty() && merged.back().end == range.begin) {
@@ -86,11 +89,13 @@ ParameterStore::ParameterStore(Device& device, Communicator& communicator, const
       parameter.weight = memory.allocate(DType::kBF16, spec.shape, MemoryKind::kWeights, spec.name());
     }
     if (!narrow || parameter.trains()) {
-      parameter.master = memory.allocate(type, spec.shape, narrow ? MemoryKind::kOptimizer : MemoryKind::kWeights,
-                                         spec.name() + (narrow ? " master" : ""));
+      parameter.master =
+          memory.allocate(type, spec.shape, narrow ? MemoryKind::kOptimizer : MemoryKind::kWeights,
+                          spec.name() + (narrow ? " master" : ""));
     }
     if (parameter.trains()) {
-      parameter.gradient = memory.allocate(type, spec.shape, MemoryKind::kGradients, spec.name() + " gradient");
+      parameter.gradient =
+          memory.allocate(type, spec.shape, MemoryKind::kGradients, spec.name() + " gradient");
     }
     const size_t index = parameters_.size();
     index_[{spec.role, spec.layer}] = index;
@@ -149,8 +154,8 @@ GatheredWeights ParameterStore::gather(int unit, Phase phase) {
     // The whole of a parameter on one rank is the part itself; a sharded store gathers into a buffer of its own.
     const ConstView part = p.value();
     const View whole = p.weight.empty() ? p.master.view() : p.weight.view();
-    communicator_.all_gather({kAxisFsdp | kAxisContext | kAxisExpert, phase, p.spec->slices.front().tensor.c_str()},
-                             part, whole);
+    communicator_.all_gather(
+        {kAxisFsdp | kAxisContext | kAxisExpert, phase, p.spec->slices.front().tensor.c_str()}, part, whole);
     out.views_.emplace_back(p.spec->role, whole);
   }
   return out;
@@ -184,12 +189,14 @@ void ParameterStore::finish(int unit) {
     // A tied table is complete only when the embedding's part is in.
     if (unit == kHeadUnit && p.spec->role == ParameterRole::kEmbedding) continue;
     communicator_.reduce_scatter(
-        {kAxisFsdp | kAxisContext | kAxisExpert, Phase::kBackward, p.spec->slices.front().tensor.c_str()}, p.gradient,
-        p.gradient);
+        {kAxisFsdp | kAxisContext | kAxisExpert, Phase::kBackward, p.spec->slices.front().tensor.c_str()},
+        p.gradient, p.gradient);
   }
 }
 
-void ParameterStore::clear_gradients() { written_.assign(parameters_.size(), false); }
+void ParameterStore::clear_gradients() {
+  written_.assign(parameters_.size(), false);
+}
 
 void ParameterStore::complete_gradients() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
