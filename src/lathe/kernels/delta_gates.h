@@ -24,13 +24,22 @@ struct DeltaGatesParams {
 using DeltaGatesForward = void(Queue& queue, const DeltaGatesParams& params, ConstView mixed, ConstView ba,
                                ConstView a_log, ConstView dt_bias, ConstView segments, View q, View k, View v,
                                View beta, View g);
-using DeltaGatesBackward = void(Queue& queue, const DeltaGatesParams& params, ConstView dq, ConstView dk, ConstView dv,
-                                ConstView dbeta, ConstView dg, ConstView mixed, ConstView ba, ConstView a_log,
-                                ConstView dt_bias, ConstView segments, View dmixed, View dba, View da_log,
-                                View ddt_bias, View scratch);
+using DeltaGatesBackward = void(Queue& queue, const DeltaGatesParams& params, ConstView dq, ConstView dk,
+                                ConstView dv, ConstView dbeta, ConstView dg, ConstView mixed, ConstView ba,
+                                ConstView a_log, ConstView dt_bias, ConstView segments, View dmixed, View dba,
+                                View da_log, View ddt_bias, View scratch);
 inline constexpr int64_t kDeltaGatesTokenBlock = 128;
 [[nodiscard]] inline int64_t delta_gates_backward_scratch(const DeltaGatesParams& p) {
   return (p.tokens + kDeltaGatesTokenBlock - 1) / kDeltaGatesTokenBlock * 2 * p.value_heads;
 }
+
+// Entry checks shared by the implementations.
+void check_delta_gates_forward(const DeltaGatesParams& params, ConstView mixed, ConstView ba, ConstView a_log,
+                               ConstView dt_bias, ConstView segments, ConstView q, ConstView k, ConstView v,
+                               ConstView beta, ConstView g);
+void check_delta_gates_backward(const DeltaGatesParams& params, ConstView dq, ConstView dk, ConstView dv,
+                                ConstView dbeta, ConstView dg, ConstView mixed, ConstView ba, ConstView a_log,
+                                ConstView dt_bias, ConstView segments, ConstView dmixed, ConstView dba,
+                                ConstView da_log, ConstView ddt_bias, ConstView scratch);
 
 }  // namespace lathe
