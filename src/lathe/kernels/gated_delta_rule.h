@@ -7,8 +7,9 @@
 // touch the state. Carried state (optional, all or none): initial_state [rows, value_heads, key_dim, value_dim] and its
 // segment initial_segment i32 [rows]: it is used by the first tokens of a row if they are of that segment.
 // final_state (optional): the state after each row's last non-padding token (the initial state if there is none).
+// Padding between two tokens of one segment is passed over: the state goes on.
 // chunk_states: [rows, chunks, value_heads, key_dim, value_dim], the state entering each chunk, written by forward if not
-// absent; backward needs it (the caller keeps it or runs forward again).
+// absent; backward needs it (the caller keeps it or runs forward again). An initial state that no token uses enters as 0.
 // Backward: d_final_state optional; dq, dk, dv, dbeta, dg and d_initial_state (if not absent) are overwritten; dq and dk
 // are summed over the value heads of a key head in order.
 #pragma once
@@ -30,16 +31,30 @@ struct GatedDeltaRuleParams {
 };
 using GatedDeltaRuleForward = void(Queue& queue, const GatedDeltaRuleParams& params, ConstView q, ConstView k,
                                    ConstView v, ConstView beta, ConstView g, ConstView segments,
-                                   ConstView initial_state, ConstView initial_segment, View o, View final_state,
-                                   View chunk_states);
+                                   ConstView initial_state, ConstView initial_segment, View o,
+                                   View final_state, View chunk_states);
 using GatedDeltaRuleBackward = void(Queue& queue, const GatedDeltaRuleParams& params, ConstView d_o,
-                                    ConstView d_final_state, ConstView q, ConstView k, ConstView v, ConstView beta,
-                                    ConstView g, ConstView segments, ConstView initial_state,
-                                    ConstView initial_segment, ConstView chunk_states, View dq, View dk, View dv,
-                                    View dbeta, View dg, View d_initial_state, View scratch);
+                                    ConstView d_final_state, ConstView q, ConstView k, ConstView v,
+                                    ConstView beta, ConstView g, ConstView segments, ConstView initial_state,
+                                    ConstView initial_segment, ConstView chunk_states, View dq, View dk,
+                                    View dv, View dbeta, View dg, View d_initial_state, View scratch);
 // Elements of `scratch`: dq and dk per value head before they are summed over the heads of a key head.
 [[nodiscard]] inline int64_t gated_delta_rule_backward_scratch(const GatedDeltaRuleParams& p) {
   return p.rows * p.tokens * p.value_heads * p.key_dim * 2;
 }
+
+// Entry checks shared by the implementations: shapes, one float type, heads, optional arguments that belong together.
+void check_gated_delta_rule_forward(const GatedDeltaRuleParams& params, ConstView q, ConstView k, ConstView v,
+                                    ConstView beta, ConstView g, ConstView segments, ConstView initial_state,
+                                    ConstView initial_segment, ConstView o, ConstView final_state,
+                                    ConstView chunk_states);
+void check_gated_delta_rule_backward(const GatedDeltaRuleParams& params, ConstView d_o,
+                                     ConstView d_final_state, ConstView q, ConstView k, ConstView v,
+                                     ConstView beta, ConstView g, ConstView segments, ConstView initial_state,
+                                     ConstView initial_segment, ConstView chunk_states, ConstView dq,
+                                     ConstView dk, ConstView dv, ConstView dbeta, ConstView dg,
+                                     ConstView d_initial_state, ConstView scratch);
+// The tiles of the chunked form fit the workspace of a thread (chunk 128 with 256 key and value dimensions does).
+void check_gated_delta_rule_tiles(const GatedDeltaRuleParams& params);
 
 }  // namespace lathe
