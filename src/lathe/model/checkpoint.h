@@ -1,6 +1,7 @@
 // Between Hugging Face folders and parameters in f32 on the host.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
@@ -30,9 +31,13 @@ void export_model(const HfFolder& source, const ParameterLayout& layout, const P
 void write_hf_tensors(const std::string& path, const ParameterLayout& layout, const ParameterValues& values,
                       const std::function<bool(const std::string& tensor)>& included);
 
-// A random-weight model from a config.json, as transformers initialises it (normal with initializer_range;
-// norms at their neutral value; dt_bias 1; A_log = log U(0.01, 16)). dtype: f32, bf16, f16.
+// A random-weight model from a config.json (or the folder that has one), as transformers initialises it (normal with
+// initializer_range; norms at their neutral value; dt_bias 1; A_log = log U(0.01, 16)); values depend on the seed and the
+// tensor's name only. dtype: f32, bf16, f16; A_log and linear_attn.norm stay f32. A wrapper's config becomes the flat one
+// of its text part. Files above `shard_bytes` are split. `to` must be absent or empty, and is whole or not there.
+// Config errors: `to`, dtype. `warnings`: what was changed in the config, and those of read_model_config.
 void initialize_model(const std::string& config_path, const std::string& to, uint64_t seed,
-                      const std::string& dtype);
+                      const std::string& dtype, std::vector<std::string>* warnings = nullptr,
+                      int64_t shard_bytes = int64_t{4} << 30);
 
 }  // namespace lathe

@@ -1,0 +1,175 @@
+#include "lathe/model/checkpoint.h"
+
+#include <array>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "lathe/core/error.h"
+#include "lathe/io/files.h"
+
+namespace lathe {
+namespace {
+
+std::string path_in(const std::string& folder, const std::string& name) {
+  return (std::filesystem::path(folder) / name).string();
+}
+
+// Puts Hugging Face tensors together from parameters. A parameter is asked for when the first tensor needs it and dropped
+// after the last one, so that no more than the parameters of tensors that lie close together are in memory.
+class TensorAssembler {
+ public:
+  TensorAssembler(const ParameterLayout& layout, const ParameterValues& values)
+      : layout_(layout), values_(values) {
+    for (size_t i = 0; i < layout.parameters.size(); ++i) {
+      for (const HfSlice& slice : layout.parameters[i].slices) pieces_[slice.tensor].push_back({i, &slice});
+    }
+  }
+
+  // Announces a tensor that will be assembled.
+  void expect(const std::string& tensor) {
+    for (const size_t parameter : parameters_of(tensor)) ++uses_left_[parameter];
+  }
+
+  // `to` holds the whole tensor as `dtype`.
+  void assemble(const std::string& tensor, const std::string& dtype, std::byte* to) {
+    const int64_t size = safetensors_dtype_size(dtype);
+    for (const auto& [parameter, slice] : pieces_.at(tensor)) {
+      const int64_t width = layout_.parameters[parameter].row_elements;
+      const float* from = values_of(parameter).data() + slice->row * width;
+      if (dtype == "F16") check_f16(tensor, from, slice->rows * width);
+      weights_from_float(dtype, from, slice->rows * width, to + slice->hf_row * width * size);
+    }
+    for (const size_t parameter : parameters_of(tensor)) {
+      if (--uses_left_[parameter] == 0) held_.erase(parameter);
+    }
+  }
+
+ private:
+  [[nodiscard]] std::set<size_t> parameters_of(const std::string& tensor) const {
+    std::set<size_t> parameters;
+    for (const auto& [parameter, slice] : pieces_.at(tensor)) parameters.insert(parameter);
+    return parameters;
+  }
+
+  const std::vector<float>& values_of(size_t parameter) {
+    const auto [at, fresh] = held_.try_emplace(parameter);
+    if (fresh) {
+      at->second.resize(static_cast<size_t>(layout_.parameters[parameter].shape.size()));
+      values_(parameter, at->second);
+    }
+    return at->second;
+  }
+
+  static void check_f16(const std::string& tensor, const float* from, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (std::isfinite(from[i]) && !std::isfinite(to_float(to_float16(from[i])))) {
+        model_error(tensor, fmt::format("the value {} does not fit into F16, the dtype of the file", from[i]),
+                    "start from a bf16 or f32 copy of the model");
+      }
+    }
+  }
+
+  const ParameterLayout& layout_;
+  const ParameterValues& values_;
+  std::map<std::string, std::vector<std::pair<size_t, const HfSlice*>>> pieces_;
+  std::map<size_t, int64_t> uses_left_;
+  std::map<size_t, std::vector<float>> held_;
+};
+
+// What must not follow the weights: other copies of them, which are stale now, and the mark of a finished checkpoint.
+bool is_left_behind(const std::string& name) {
+  static constexpr std::array kEndings = std::to_array<std::string_view>(
+      {".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".ckpt", ".gguf",
+       ".h5", ".msgpack", ".onnx", ".partial"});
+  if (name == "COMPLETE") return true;
+  for (const std::string_view ending : kEndings) {
+    if (name.ends_with(ending)) return true;
+  }
+  return false;
+}
+
+void remove_stale_weights(const std::string& folder, const std::vector<std::string>& kept, bool sharded) {
+  const std::set<std::string> keep(kept.begin(), kept.end());
+  for (const std::string& name : list_files(folder)) {
+    const bool index = name == kSafetensorsIndexName && !sharded;
+    const bool weights = name.starts_with("model") && name.ends_with(".safetensors") && keep.count(name) == 0;
+    if (!index && !weights) continue;
+    std::error_code code;
+    std::filesystem::remove(path_in(folder, name), code);
+    if (code) model_error(path_in(folder, name), "cannot be removed: " + code.message());
+  }
+}
+
+}  // namespace
+
+void read_parameter(const HfFolder& folder, const ParameterSpec& spec, std::span<float> to) {
+  LATHE_CHECK(static_cast<int64_t>(to.size()) == spec.shape.size(), "{}: {} elements for {}", spec.name(),
+              to.size(), spec.shape.text());
+  for (const HfSlice& slice : spec.slices) {
+    float* rows = to.data() + slice.row * spec.row_elements;
+    folder.read_rows(slice.tensor, slice.hf_row, slice.rows, spec.row_elements, rows);
+    for (int64_t i = 0; i < slice.rows * spec.row_elements; ++i) {
+      if (std::isfinite(rows[i])) continue;
+      model_error(path_in(folder.path(), folder.file_of(slice.tensor)),
+                  fmt::format("tensor {} holds {} (element {}); finite weights are needed", slice.tensor,
+                              rows[i], slice.hf_row * spec.row_elements + i),
+                  "the checkpoint is broken: use an earlier one");
+    }
+  }
+}
+
+void export_model(const HfFolder& source, const ParameterLayout& layout, const ParameterValues& values,
+                  const std::function<bool(const std::string& tensor)>& changed, const std::string& to) {
+  const std::vector<std::string> files = source.files();
+  remove_stale_weights(to, files, source.sharded());
+  TensorAssembler assembler(layout, values);
+  for (size_t i = 0; i < files.size(); ++i) {
+    const SafetensorsFile& file = source.file(i);
+    std::vector<TensorToWrite> tensors;
+    for (const std::string& name : file.names_in_file_order()) {
+      const TensorInfo& info = file.tensors().at(name);
+      TensorToWrite tensor{name, info.dtype, info.shape, nullptr, file.bytes(info), info.bytes()};
+      const auto alias = layout.aliases.find(name);
+      const std::string& origin = alias == layout.aliases.end() ? name : alias->second;
+      if (layout.hf_tensors.count(origin) != 0 && changed(origin)) {
+        assembler.expect(origin);
+        tensor.source = nullptr;
+        tensor.produce = [&assembler, origin, dtype = info.dtype](std::byte* data) {
+          assembler.assemble(origin, dtype, data);
+        };
+      }
+      tensors.push_back(std::move(tensor));
+    }
+    std::map<std::string, std::string> metadata = file.metadata();
+    metadata.try_emplace("format", "pt");  // transformers opens no file without it
+    write_safetensors(path_in(to, files[i]), tensors, metadata);
+  }
+  if (source.sharded()) {
+    copy_file_atomically(path_in(source.path(), kSafetensorsIndexName), path_in(to, kSafetensorsIndexName));
+  }
+  for (const std::string& name : list_files(source.path())) {
+    if (!is_left_behind(name)) copy_file_atomically(path_in(source.path(), name), path_in(to, name));
+  }
+}
+
+void write_hf_tensors(const std::string& path, const ParameterLayout& layout, const ParameterValues& values,
+                      const std::function<bool(const std::string& tensor)>& included) {
+  TensorAssembler assembler(layout, values);
+  std::vector<TensorToWrite> tensors;
+  for (const auto& [name, shape] : layout.hf_tensors) {
+    if (!included(name)) continue;
+    assembler.expect(name);
+    TensorToWrite tensor;
+    tensor.name = name;
+    tensor.dtype = "F32";
+    for (int i = 0; i < shape.rank(); ++i) tensor.shape.push_back(shape[i]);
+    tensor.produce = [&assembler, name = name](std::byte* data) { assembler.assemble(name, "F32", data); };
+    tensors.push_back(std::move(tensor));
+  }
+  write_safetensors(path, tensors, {{"format", "pt"}});
+}
+
+}  // namespace lathe
