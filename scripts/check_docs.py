@@ -6,6 +6,7 @@
 - Relative links of Markdown files, and the paths they name in backticks below src/, tests/, scripts/, tools/, docs/ and
   examples/, exist (a trailing * matches any ending). tests/goldens and examples/*/run, which a run makes, are exempt.
 - README.md has at most 150 lines, every file of docs/ at most 200.
+- docs/rollouts.md names every key that src/lathe/data/rollout_keys.cc knows.
 - Shell scripts parse (bash -n), Python scripts compile.
 - No TODO, FIXME or XXX in sources, no source of more than 800 lines.
 """
@@ -53,6 +54,14 @@ def check_source(_, path):
             yield number, f"unfinished: {line.strip()}"
 
 
+def check_rollout_keys(root, path):
+    documented = (root / "docs" / "rollouts.md").read_text(encoding="utf-8")
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        known = re.fullmatch(r'\s*\{"(\w+)", "\w*"\},', line)
+        if known and f"`{known[1]}`" not in documented:
+            yield number, f"key {known[1]} is not in docs/rollouts.md"
+
+
 def check_shell(_, path):
     done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True)
     if done.returncode:
@@ -68,7 +77,7 @@ def check_python(_, path):
 
 def check_tree(root):
     checks = [(check_markdown, tracked(root, "*.md")), (check_source, tracked(root, "*.cc", "*.h", "*.cmake")),
-              (check_shell, tracked(root, "*.sh") + [p for p in [root / ".ci" / "run"] if p.exists()]),
+              (check_rollout_keys, tracked(root / "src", "rollout_keys.cc")), (check_shell, tracked(root, "*.sh") + [p for p in [root / ".ci" / "run"] if p.exists()]),
               (check_python, tracked(root, "*.py"))]
     return [f"{path.relative_to(root)}:{line}: {fault}"
             for check, paths in checks for path in paths for line, fault in check(root, path)]
@@ -76,11 +85,13 @@ def check_tree(root):
 
 def self_test():
     """Plants one fault of every kind: each must be found, and nothing in clean files."""
+    keys = "src/lathe/data/rollout_keys.cc"
     clean = {"README.md": "[d](docs/a.md#x) `src/a.cc` `src/*.cc` `examples/e/run/`\n", "docs/a.md": "[r](../README.md)\n",
-             "src/a.cc": "int a;\n", "scripts/a.sh": "echo a\n", "tools/a.py": "a = 1\n"}
+             "docs/rollouts.md": "`reward`\n", keys: '    {"reward", "reward"},\n', "src/a.cc": "int a;\n",
+             "scripts/a.sh": "echo a\n", "tools/a.py": "a = 1\n"}
     planted = {"docs/link.md": "[x](gone.md)\n", "docs/name.md": "`src/gone.cc`\n", "docs/long.md": "x\n" * (DOC_LINES + 1),
-               "src/mark.cc": "// " + "TO" + "DO\n", "src/long.cc": "\n" * (SOURCE_LINES + 1), "scripts/b.sh": "if\n",
-               "tools/b.py": "def\n"}
+               keys: '    {"score", "reward"},\n', "src/mark.cc": "// " + "TO" + "DO\n",
+               "src/long.cc": "\n" * (SOURCE_LINES + 1), "scripts/b.sh": "if\n", "tools/b.py": "def\n"}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         found = []
