@@ -99,6 +99,7 @@ ScoreSummary score(const RunConfig& config, const std::string& rollouts, const s
   check_packing_options(packing);
   MicroBatchOptions batching = micro_batch_options(config, model.config);
   batching.score_all_completion_tokens = true;
+  batching.file = file.path;
 
   EngineOptions options = engine_options(config, device_settings, &notes);
   options.frozen = true;

@@ -1,25 +1,13 @@
 #include "lathe/loop/step_data.h"
 
 #include <algorithm>
-#include <set>
 
 #include "lathe/core/error.h"
+#include "lathe/data/step_checks.h"
 #include "lathe/loop/setup.h"
 
 namespace lathe {
 namespace {
-
-void check_lengths(const RunConfig& config, const std::vector<Trajectory>& trajectories,
-                   const std::string& file) {
-  for (const Trajectory& t : trajectories) {
-    if (t.tokens() <= config.data.row_length) continue;
-    data_error(
-        fmt::format("{}:{}", file, t.line),
-        fmt::format("the trajectory has {} tokens (prompt {} + completion {}), but data.row_length is {}",
-                    t.tokens(), t.prompt_ids.size(), t.completion_ids.size(), config.data.row_length),
-        fmt::format("set data.row_length to at least {}, or leave the line out", t.tokens()));
-  }
-}
 
 void check_reference(const RunConfig& config, const std::vector<Trajectory>& trajectories,
                      const std::string& file) {
@@ -109,10 +97,10 @@ StepData build_step_data(const RunConfig& config, const MicroBatchOptions& optio
         fmt::format("none of the {} trajectories can be trained on (all failed or aborted)", all.size()),
         "check the `status` of the lines");
   }
-  check_lengths(config, trained, batch.file);
+  check_row_length(trained, config.data.row_length, batch.file);
   check_carried_fields(trained, batch.file);
-  check_loss_fields(config.grpo, trained, batch.file);
   check_reference(config, trained, batch.file);
+  check_loss_fields(config.grpo, trained, batch.file);
   if (config.grpo.use_rollout_logps) {
     for (Trajectory& t : trained) t.old_logprobs = t.rollout_logprobs;
   }
@@ -122,12 +110,14 @@ StepData build_step_data(const RunConfig& config, const MicroBatchOptions& optio
     lengths.push_back(t.tokens());
     out.trained_tokens += t.tokens();
   }
+  MicroBatchOptions batching = options;
+  batching.file = batch.file;
   for (const PackedMicroBatch& packed : pack(lengths, packing_options(config))) {
     out.micro_batches.push_back(
-        build_micro_batch(packed, trained, trained_advantages, config.data.row_length, options));
+        build_micro_batch(packed, trained, trained_advantages, config.data.row_length, batching));
   }
   out.metrics = data_metrics(all, trained, batch);
-  add_group_metrics(groups, out.metrics);
+  for (const auto& [name, value] : group_metrics(groups)) out.metrics.emplace_back(name, value);
   add_pack_metrics(out.micro_batches, out.metrics);
   out.reward_mean = groups.reward_mean;
   return out;
