@@ -82,6 +82,18 @@ TEST(SimdMath, Sigmoid) {
   EXPECT_TRUE(std::isnan(sigmoid_f32(kNan)));
 }
 
+TEST(SimdMath, SinCos) {
+  for (int i = -400000; i <= 400000; ++i) {
+    const double angle = i < 0 ? i * 1e-5 : i * 2.5;
+    const SinCos value = sincos_f32(angle);
+    ASSERT_NEAR(static_cast<double>(value.sine), std::sin(angle), 1.5e-7) << angle;
+    ASSERT_NEAR(static_cast<double>(value.cosine), std::cos(angle), 1.5e-7) << angle;
+  }
+  EXPECT_EQ(sincos_f32(0).sine, 0);
+  EXPECT_EQ(sincos_f32(0).cosine, 1);
+  EXPECT_NEAR(sincos_f32(1e8).sine, std::sin(1e8), 1e-6);
+}
+
 TEST(SimdMath, Silu) {
   EXPECT_LT(worst_error(-80, -0.01F, silu_f32, [](double x) { return x * exact_sigmoid(x); }), 4e-7);
   EXPECT_LT(worst_error(0.01F, 80, silu_f32, [](double x) { return x * exact_sigmoid(x); }), 4e-7);

@@ -109,6 +109,40 @@ LATHE_INLINE float log1p_f32(float x) {
   return x < __builtin_inff() ? y : x;
 }
 
+struct SinCos {
+  float sine;
+  float cosine;
+};
+// Absolute error about 1e-7 for |angle| < 1e8: the angle, in f64, is brought to [-pi/4, pi/4] by quarter
+// turns.
+LATHE_INLINE SinCos sincos_f32(double angle) {
+  constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: the nearest integer stands in the low bits
+  const double shifted = angle * 0.63661977236758134 + kRound;
+  const double quarters = shifted - kRound;
+  const double rest = (angle - quarters * 1.5707963267341256) - quarters * 6.0771005065061926e-11;
+  const auto quadrant = static_cast<uint32_t>(__builtin_bit_cast(uint64_t, shifted));
+  const auto r = static_cast<float>(rest);
+  const float z = r * r;
+  float s = 2.7557319e-6F;
+  s = s * z - 1.9841270e-4F;
+  s = s * z + 8.3333333e-3F;
+  s = s * z - 0.16666667F;
+  s = s * z * r + r;
+  float c = -2.7557319e-7F;
+  c = c * z + 2.4801587e-5F;
+  c = c * z - 1.3888889e-3F;
+  c = c * z + 4.1666667e-2F;
+  c = c * z - 0.5F;
+  c = c * z + 1.0F;
+  const bool swap = (quadrant & 1U) != 0;
+  const float sine = swap ? c : s;
+  const float cosine = swap ? s : c;
+  // The sign bits: the sine turns in quadrants 2 and 3, the cosine in 1 and 2.
+  const uint32_t sine_sign = (quadrant & 2U) << 30;
+  const uint32_t cosine_sign = ((quadrant + 1U) & 2U) << 30;
+  return {float_of(bits_of(sine) ^ sine_sign), float_of(bits_of(cosine) ^ cosine_sign)};
+}
+
 LATHE_INLINE float sigmoid_f32(float x) {
   return 1.0F / (1.0F + exp_f32(-x));
 }
