@@ -121,14 +121,13 @@ TileMath tile_math(DType compute) {
 TileSize tile_size(int64_t m, int64_t n, int64_t groups) {
   TileSize tile{max_of(int64_t{1}, min_of(m, kTileM)), max_of(int64_t{1}, min_of(n, kTileN))};
   while (ceil_div(m, tile.m) * ceil_div(n, tile.n) * groups < kEnoughTiles) {
-    if (tile.n > tile.m && tile.n > 2 * kSmallestTile) {
-      tile.n = halved(tile.n);
-    } else if (tile.m > kSmallestTile) {
-      tile.m = halved(tile.m);
-    } else if (tile.n > 2 * kSmallestTile) {
+    const bool can_narrow = tile.n > 2 * kSmallestTile;
+    const bool can_flatten = tile.m > kSmallestTile;
+    if (!can_narrow && !can_flatten) break;
+    if (can_narrow && (tile.n > tile.m || !can_flatten)) {
       tile.n = halved(tile.n);
     } else {
-      break;
+      tile.m = halved(tile.m);
     }
   }
   return tile;

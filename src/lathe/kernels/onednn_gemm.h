@@ -10,8 +10,8 @@
 
 namespace lathe {
 
-// Lowers the instruction set oneDNN uses (process-wide in oneDNN, so only the first call of a process
-// counts).
+// Lowers the instruction set oneDNN uses. It is process-wide in oneDNN and settled by the first product: later calls
+// change nothing.
 void cap_onednn_isa(Isa isa);
 [[nodiscard]] std::string onednn_version();
 // True where gemm_bf16 multiplies bf16 natively: the processor does, and oneDNN is not capped below it.
