@@ -182,7 +182,7 @@ void expect_parity(const Problem& problem, const std::string& what) {
 }
 
 TEST(CausalConv, FastPathMatchesReference) {
-  for (const int64_t tokens : {1, 2, 7, 259, 513}) {
+  for (const int64_t tokens : {1, 2, 7, 513}) {
     for (const SegmentLayout& layout : segment_layouts(tokens)) {
       for (const int64_t channels : {1, 37, 259}) {
         if (tokens > 100 && channels == 259 && layout.name != "several") continue;
