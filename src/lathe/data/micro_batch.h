@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "lathe/data/packing.h"
@@ -20,17 +21,17 @@ struct MicroBatch {
   int64_t real_tokens = 0;
 
   // Scored tokens: token hidden_index[i] + 1 of the flat row is predicted from hidden state hidden_index[i].
-  std::vector<int32_t> hidden_index;  // [n], ascending
-  std::vector<int32_t> targets;       // [n]
-  std::vector<float> temperature;     // [n]
-  std::vector<int32_t> sequence;      // [n], the trajectory's number within the micro-batch, from 0
+  std::vector<int32_t> hidden_index;         // [n], ascending
+  std::vector<int32_t> targets;              // [n]
+  std::vector<float> temperature;            // [n]
+  std::vector<int32_t> sequence;             // [n], the trajectory's number within the micro-batch, from 0
   std::vector<int32_t> completion_position;  // [n], index into the trajectory's completion
-  std::vector<double> advantage;      // [n]; empty when only scoring
-  std::vector<double> old_logprobs;      // [n] or empty: absent
-  std::vector<double> ref_logprobs;      // [n] or empty
-  std::vector<double> rollout_logprobs;  // [n] or empty; NaN = none
-  std::vector<uint8_t> overlong;      // [sequences]: truncated
-  std::vector<int64_t> item;          // [sequences]: index of the trajectory in the step's list
+  std::vector<double> advantage;             // [n]; empty when only scoring
+  std::vector<double> old_logprobs;          // [n] or empty: absent
+  std::vector<double> ref_logprobs;          // [n] or empty
+  std::vector<double> rollout_logprobs;      // [n] or empty; NaN = none
+  std::vector<uint8_t> overlong;             // [sequences]: truncated
+  std::vector<int64_t> item;                 // [sequences]: index of the trajectory in the step's list
 
   // Router replay, i32 [layers][R * T, top_k], -1 = own router; empty when no trajectory has it.
   std::vector<std::vector<int32_t>> forced_experts;
@@ -42,18 +43,26 @@ struct MicroBatch {
 
 struct MicroBatchOptions {
   bool score_all_completion_tokens = false;  // lathe score: masked tokens are scored too
-  int64_t moe_layers = 0;                    // router replay is checked against these (data error on a mismatch)
+  int64_t moe_layers = 0;  // router replay is checked against these (data error on a mismatch)
   int64_t top_k = 0;
   int64_t experts = 0;
-  bool use_forced_experts = true;            // moe.forced_routing
+  bool use_forced_experts = true;  // moe.forced_routing
+  std::string file;                // the rollouts' file, for error messages
 };
 
 // advantages: one vector per trajectory, [1] or [c]; empty span when only scoring.
-// A per-token field (old, ref, rollout log-probs) is carried iff all trajectories have it; some but not all is a data error
-// that names lines (checked over the whole step by the caller with check_carried_fields).
-[[nodiscard]] MicroBatch build_micro_batch(const PackedMicroBatch& packed, std::span<const Trajectory> trajectories,
-                                           std::span<const std::vector<double>> advantages, int64_t row_length,
-                                           const MicroBatchOptions& options);
+// A per-token field (old, ref, rollout log-probs) is carried iff all trajectories have it; some but not all
+// is a data error that names lines (checked over the whole step by the caller with check_carried_fields).
+// Trajectories that never train do not decide; packed for scoring without the field they get NaN. With
+// advantages, trajectories that never train have no scored token. A segment's first token is never scored.
+[[nodiscard]] MicroBatch build_micro_batch(const PackedMicroBatch& packed,
+                                           std::span<const Trajectory> trajectories,
+                                           std::span<const std::vector<double>> advantages,
+                                           int64_t row_length, const MicroBatchOptions& options);
+
+// Data errors with file and line: another number of layers or choices than the model's, an expert it does not
+// have. build_micro_batch asks it too; asking for the whole step first refuses before any work.
+void check_routed_experts(std::span<const Trajectory> trajectories, const MicroBatchOptions& options);
 
 void check_carried_fields(std::span<const Trajectory> trajectories, const std::string& file);
 

@@ -1,4 +1,7 @@
-// First-fit-decreasing packing of trajectories into rows of fixed length, one micro-batch (chunk of rows) at a time.
+// First-fit-decreasing packing of trajectories into rows of fixed length, one micro-batch (chunk of rows) at
+// a time. A segment starts at 0 in an empty row, else at the row's load rounded up to the alignment, in the
+// first row where it fits. pad_at_start: a row's tokens move right by its trailing padding, rounded down to
+// pad_alignment.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +34,9 @@ struct PackedMicroBatch {
 // Throws a config error for bad options (before any work) ...
 void check_packing_options(const PackingOptions& options);
 // ... and expects every length in [1, row_length] (the caller reports longer ones with their line).
-// Items are taken by decreasing length, stable; leftovers of a chunk go on, in their original order, to the next.
-[[nodiscard]] std::vector<PackedMicroBatch> pack(std::span<const int64_t> lengths, const PackingOptions& options);
+// Items are taken by decreasing length, stable; leftovers of a chunk go on, in their original order, to the
+// next.
+[[nodiscard]] std::vector<PackedMicroBatch> pack(std::span<const int64_t> lengths,
+                                                 const PackingOptions& options);
 
 }  // namespace lathe

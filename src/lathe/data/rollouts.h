@@ -1,4 +1,5 @@
-// Rollout files: JSON Lines, one trajectory a line (docs/rollouts.md), plain or gzip. Peers' key names are aliases.
+// Rollout files: JSON Lines, one trajectory a line (docs/rollouts.md), plain or gzip. Peers' key names are
+// aliases.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +12,11 @@
 namespace lathe {
 
 struct RolloutOptions {
-  int64_t vocab_size = 0;                          // ids must be below; 0 = not checked
-  bool skip_bad_lines = false;                     // data.on_bad_line: skip
-  std::map<std::string, double> reward_weights;    // grpo.reward_weights
-  bool need_reward = false;                        // train: a reward or an advantage must be there
-  bool keep_text = false;                          // score: keep each line's text
+  int64_t vocab_size = 0;                        // ids must be below; 0 = not checked
+  bool skip_bad_lines = false;                   // data.on_bad_line: skip
+  std::map<std::string, double> reward_weights;  // grpo.reward_weights
+  bool need_reward = false;                      // train: a reward or an advantage must be there
+  bool keep_text = false;                        // score: keep each line's text
 };
 
 struct RolloutFile {
@@ -29,11 +30,12 @@ struct RolloutFile {
 // Data errors (exit 3): file:line, key, value, expectation, remedy.
 [[nodiscard]] RolloutFile read_rollouts(const std::string& path, const RolloutOptions& options);
 
-// data.rollouts: a file, a glob, or a folder of step_*.jsonl(.gz): the files in order. Nothing found is a data error.
+// data.rollouts: a file, a glob, or a folder of step_*.jsonl(.gz): the files in order. Nothing found is a
+// data error.
 [[nodiscard]] std::vector<std::string> rollout_files(const std::string& pattern);
 
-// The line with "logprobs" and "entropy" [c] added (replaced if they were there); null where not finite; f32 text that
-// reads back exactly.
+// The line with "logprobs" and "entropy" [c] added (replaced if they were there); null where not finite; f32
+// text that reads back exactly.
 [[nodiscard]] std::string scored_line(const std::string& text, const std::vector<float>& logprobs,
                                       const std::vector<float>& entropy);
 

@@ -1,0 +1,57 @@
+#include "lathe/data/rollout_line.h"
+
+#include "lathe/core/error.h"
+#include "lathe/data/json_view.h"
+#include "lathe/data/rollout_fields.h"
+#include "lathe/data/rollout_keys.h"
+
+namespace lathe {
+namespace {
+
+constexpr size_t kWarnings = 50;
+
+}  // namespace
+
+RolloutLineParser::RolloutLineParser(std::string path, const RolloutOptions& options)
+    : path_(std::move(path)), options_(options) {}
+
+void RolloutLineParser::warn_once(const std::string& about, const std::string& message) {
+  if (warnings_.size() < kWarnings && warned_.insert(about).second) warnings_.push_back(message);
+}
+
+Trajectory RolloutLineParser::parse(std::string_view text, int64_t line) {
+  const std::string where = fmt::format("{}:{}", path_, line);
+  JsonDocument document;
+  if (const auto fault = document.parse(text)) {
+    data_error(
+        where,
+        fmt::format("not JSON at byte {}: {}, expected one object a line", fault->column, fault->reason),
+        "is the line cut off, or the file still being written?");
+  }
+  const JsonView root = document.root();
+  if (root.kind() != JsonKind::kObject)
+    data_error(where, fmt::format("{}, expected one object a line", root.text()));
+  const auto note = [&](std::string_view name, std::string_view key) {
+    const std::string shown(name.substr(0, 64));
+    if (!key.empty()) {
+      warn_once(shown, fmt::format("{}: {} is read as {}", where, shown, key));
+      return;
+    }
+    const std::string nearest = nearest_rollout_key(name);
+    warn_once(shown, fmt::format("{}: unknown key {} is not read{}", where, shown,
+                                 nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest)));
+  };
+  Trajectory t = RolloutFields(root, where, options_, note).read();
+  t.line = line;
+  if (t.group.empty()) set_default_group(t, line);
+  return t;
+}
+
+void RolloutLineParser::set_default_group(Trajectory& t, int64_t line) {
+  if (previous_line_ < 0 || t.prompt_ids != previous_prompt_) ++prompt_group_;
+  previous_prompt_ = t.prompt_ids;
+  previous_line_ = line;
+  t.group = fmt::format("p:{}", prompt_group_);
+}
+
+}  // namespace lathe
