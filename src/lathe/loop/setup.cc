@@ -67,7 +67,8 @@ MicroBatchOptions micro_batch_options(const RunConfig& config, const ModelConfig
           .moe_layers = model.num_moe_layers(),
           .top_k = model.num_experts_per_tok,
           .experts = model.num_experts,
-          .use_forced_experts = config.moe.forced_routing == "auto"};
+          .use_forced_experts = config.moe.forced_routing == "auto",
+          .file = {}};
 }
 
 PackingOptions packing_options(const RunConfig& config) {
