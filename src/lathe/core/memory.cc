@@ -46,13 +46,16 @@ Tensor DeviceMemory::allocate(DType dtype, Shape shape, MemoryKind kind, const s
   tensor.id_ = next_id_++;
   live_.bytes[static_cast<size_t>(kind)] += bytes;
   live_tensors_.emplace(tensor.id_, LiveTensor{name, kind, bytes});
-  if (live_.total() > peak_.total()) peak_ = live_;
+  if (live_.total() > peak_.total()) {
+    peak_ = live_;
+    at_peak_ = true;
+  }
   return tensor;
 }
 
 void DeviceMemory::free(Tensor& tensor) {
   const std::lock_guard lock(mutex_);
-  note_peak();
+  keep_names_of_peak();
   const int64_t bytes = tensor.view_.bytes();
   live_.bytes[static_cast<size_t>(tensor.kind_)] -= bytes;
   live_tensors_.erase(tensor.id_);
@@ -60,8 +63,9 @@ void DeviceMemory::free(Tensor& tensor) {
 }
 
 // The names alive at the peak are copied only when something is freed right after it, not at every allocation.
-void DeviceMemory::note_peak() {
-  if (live_.total() == peak_.total()) peak_tensors_ = live_tensors_;
+void DeviceMemory::keep_names_of_peak() {
+  if (at_peak_) peak_tensors_ = live_tensors_;
+  at_peak_ = false;
 }
 
 MemoryUse DeviceMemory::live() const {
@@ -77,8 +81,7 @@ MemoryUse DeviceMemory::peak() const {
 std::vector<LiveTensor> DeviceMemory::live_at_peak() const {
   const std::lock_guard lock(mutex_);
   std::vector<LiveTensor> out;
-  for (const auto& [id, tensor] : live_.total() == peak_.total() ? live_tensors_ : peak_tensors_)
-    out.push_back(tensor);
+  for (const auto& [id, tensor] : at_peak_ ? live_tensors_ : peak_tensors_) out.push_back(tensor);
   std::stable_sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
   return out;
 }
@@ -86,7 +89,7 @@ std::vector<LiveTensor> DeviceMemory::live_at_peak() const {
 void DeviceMemory::reset_peak() {
   const std::lock_guard lock(mutex_);
   peak_ = live_;
-  peak_tensors_.clear();
+  at_peak_ = true;
 }
 
 namespace {

@@ -41,9 +41,8 @@ class Tensor {
   ~Tensor();
 
   [[nodiscard]] View view() const { return view_; }
-  operator View() const {
-    return view_;
-  }  // NOLINT(google-explicit-constructor): a tensor is used as its view
+  // A tensor is used as its view.
+  operator View() const { return view_; }       // NOLINT(google-explicit-constructor)
   operator ConstView() const { return view_; }  // NOLINT(google-explicit-constructor)
   [[nodiscard]] bool empty() const { return view_.empty(); }
   void reset() { *this = Tensor(); }
@@ -91,7 +90,7 @@ class DeviceMemory {
  private:
   friend class Tensor;
   void free(Tensor& tensor);
-  void note_peak();
+  void keep_names_of_peak();
 
   mutable std::mutex mutex_;
   std::map<int64_t, LiveTensor> live_tensors_;
@@ -99,6 +98,7 @@ class DeviceMemory {
   int64_t next_id_ = 1;
   MemoryUse live_;
   MemoryUse peak_;
+  bool at_peak_ = true;  // nothing was freed since the peak: live_tensors_ are its names
 };
 
 // Memory of this machine. Freed blocks are kept by size class and used again, so steps after the first touch no new
