@@ -36,7 +36,8 @@ void check_against_differences(const ModelConfig& config, const EngineOptions& o
   const auto batches = tiny_batches(random_trajectories(config, {9, 23, 2, 14, 31}, seed),
                                     {.rows = 2, .row_length = 48}, true);
   const auto gradients = tiny.gradients(batches);
-  static_cast<void>(tiny.engine().update().get());
+  auto update = tiny.engine().update();
+  static_cast<void>(tiny.engine().result_of(update));
   const auto& parameters = tiny.engine().store().parameters();
   for (size_t p = 0; p < parameters.size(); ++p) {
     double size = 0;

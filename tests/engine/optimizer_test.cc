@@ -106,7 +106,10 @@ TEST(Optimizer, EqualsTorchAdamW) {
 }
 
 TEST(Schedule, WarmupCosineAndClampAfterTheEnd) {
-  const OptimizerConfig config{.learning_rate = 3e-5, .warmup_steps = 10, .schedule = LrSchedule::kCosine};
+  OptimizerConfig config;
+  config.learning_rate = 3e-5;
+  config.warmup_steps = 10;
+  config.schedule = LrSchedule::kCosine;
   EXPECT_EQ(learning_rate(config, 0, 100), 0);
   EXPECT_NEAR(learning_rate(config, 1, 100), 3e-6, 1e-12);
   EXPECT_NEAR(learning_rate(config, 10, 100), 3e-5, 1e-12);
@@ -116,7 +119,10 @@ TEST(Schedule, WarmupCosineAndClampAfterTheEnd) {
 }
 
 TEST(Schedule, LinearEndsAtTheRatio) {
-  const OptimizerConfig config{.learning_rate = 1, .schedule = LrSchedule::kLinear, .min_lr_ratio = 0.2};
+  OptimizerConfig config;
+  config.learning_rate = 1;
+  config.schedule = LrSchedule::kLinear;
+  config.min_lr_ratio = 0.2;
   EXPECT_NEAR(learning_rate(config, 0, 11), 1, 1e-12);
   EXPECT_NEAR(learning_rate(config, 5, 11), 0.6, 1e-12);
   EXPECT_NEAR(learning_rate(config, 10, 11), 0.2, 1e-12);
@@ -203,7 +209,7 @@ TEST(Trainable, FrozenTensorsStayAndLeaveTheNorm) {
       for (auto i = begin; trains && i < end; ++i)
         square += std::pow(gradients[p][static_cast<size_t>(i)], 2);
     }
-    if (!parameters[p].trains()) EXPECT_TRUE(parameters[p].gradient.empty()) << spec.name();
+    EXPECT_EQ(parameters[p].gradient.empty(), !parameters[p].trains()) << spec.name();
   }
   EXPECT_NEAR(result.update.grad_norm, std::sqrt(square) / result.denominator,
               1e-5 * result.update.grad_norm);

@@ -155,7 +155,8 @@ TinyEngine::TinyEngine(const ModelConfig& config, const DeviceOptions& device, c
 
 StepResult TinyEngine::step(const std::vector<MicroBatch>& batches) {
   for (const MicroBatch& batch : batches) engine_->fwd_bwd(engine_->prepare(batch));
-  return engine_->update().get();
+  auto update = engine_->update();
+  return engine_->result_of(update);
 }
 
 std::vector<std::vector<double>> TinyEngine::gradients(const std::vector<MicroBatch>& batches) {

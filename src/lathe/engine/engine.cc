@@ -227,15 +227,17 @@ std::future<StepResult> Engine::update() {
   ++step_;
   auto promise = std::make_shared<std::promise<StepResult>>();
   std::future<StepResult> result = promise->get_future();
-  thread_->submit_uncounted([this, step = step_, promise] {
-    try {
-      promise->set_value(run_update(step));
-    } catch (...) {  // NOLINT: both to the holder of the future and to the device thread
-      promise->set_exception(std::current_exception());
-      throw;
-    }
-  });
+  thread_->submit_uncounted([this, step = step_, promise] { promise->set_value(run_update(step)); });
   return result;
+}
+
+StepResult Engine::result_of(std::future<StepResult>& update) {
+  try {
+    return update.get();
+  } catch (const std::future_error&) {  // dropped from the queue: an earlier error stopped it
+    thread_->wait();
+    throw;
+  }
 }
 
 double Engine::wait_for_device() {

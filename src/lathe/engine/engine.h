@@ -74,8 +74,9 @@ class Engine {
 
   [[nodiscard]] std::shared_ptr<PreparedMicroBatch> prepare(MicroBatch micro_batch);
   void fwd_bwd(std::shared_ptr<PreparedMicroBatch> prepared);
-  // Queues the optimizer step; its result comes when the device is there. get() throws what stopped the device.
+  // Queues the optimizer step; result_of waits for it and throws what stopped the device, if something did.
   [[nodiscard]] std::future<StepResult> update();
+  [[nodiscard]] StepResult result_of(std::future<StepResult>& update);
   double wait_for_device();
 
   // Log-probs and entropies with the live weights (or those `reference` was loaded with); waits.

@@ -174,8 +174,8 @@ void backward(Queue& queue, const Params& p, ConstView dq, ConstView dk, ConstVi
       rate += static_cast<double>(floats(scratch)[block * 2 * heads + h]);
       bias += static_cast<double>(floats(scratch)[(block * 2 + 1) * heads + h]);
     }
-    floats(da_log)[h] += static_cast<float>(rate);
-    floats(ddt_bias)[h] += static_cast<float>(bias);
+    if (!da_log.empty()) floats(da_log)[h] += static_cast<float>(rate);
+    if (!ddt_bias.empty()) floats(ddt_bias)[h] += static_cast<float>(bias);
   }
 }
 

@@ -128,8 +128,8 @@ void backward_of(const Params& p, const T* mixed, const T* ba, const T* a_log, c
       const T da = -std::exp(a_log[h]) * sigmoid(x) * dg;
       d_gates[h] = y.dbeta[t * p.value_heads + h] * beta * (1 - beta);
       d_gates[p.value_heads + h] = da;
-      y.ddt_bias[h] += da;
-      y.da_log[h] += dg * -std::exp(a_log[h]) * softplus(x);
+      if (y.ddt_bias != nullptr) y.ddt_bias[h] += da;
+      if (y.da_log != nullptr) y.da_log[h] += dg * -std::exp(a_log[h]) * softplus(x);
     }
   }
 }
@@ -140,9 +140,15 @@ void backward(Queue& /*queue*/, const Params& p, ConstView dq, ConstView dk, Con
   check_delta_gates_backward(p, dq, dk, dv, dbeta, dg, mixed, ba, a_log, dt_bias, segments, dmixed, dba,
                              da_log, ddt_bias, scratch);
   const auto run = [&]<typename T>(T /*type*/) {
-    const Gradients<T> gradients{elements<T>(dq),    elements<T>(dk),     elements<T>(dv),
-                                 elements<T>(dbeta), elements<T>(dg),     elements<T>(dmixed),
-                                 elements<T>(dba),   elements<T>(da_log), elements<T>(ddt_bias)};
+    const Gradients<T> gradients{elements<T>(dq),
+                                 elements<T>(dk),
+                                 elements<T>(dv),
+                                 elements<T>(dbeta),
+                                 elements<T>(dg),
+                                 elements<T>(dmixed),
+                                 elements<T>(dba),
+                                 optional_elements<T>(da_log),
+                                 optional_elements<T>(ddt_bias)};
     backward_of(p, elements<T>(mixed), elements<T>(ba), elements<T>(a_log), elements<T>(dt_bias),
                 elements<int32_t>(segments), gradients);
   };

@@ -144,7 +144,7 @@ SubmittedStep Trainer::submit(StepData data) {
 }
 
 void Trainer::report(SubmittedStep& submitted) {
-  const StepResult result = submitted.result.get();
+  const StepResult result = engine_->result_of(submitted.result);
   const double now = steady_seconds();
   const double step_s = now - last_report_;
   last_report_ = now;
