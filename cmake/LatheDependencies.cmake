@@ -19,7 +19,7 @@ if(NOT RAPIDJSON_INCLUDE_DIR)
   message(FATAL_ERROR "RapidJSON not found: install the package rapidjson-dev")
 endif()
 find_package(ZLIB REQUIRED)
-# Whatever LATHE_PARALLEL says: oneDNN of the distribution runs on it.
+# oneDNN of the distribution runs on it.
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 if(LATHE_TESTS)
   lathe_require(GTest libgtest-dev)

@@ -44,9 +44,8 @@ template <typename Fn>
       const_cast<std::remove_const_t<Function>*>(&fn));
 }
 
-// threads >= 1. Built on OpenMP, or on std::thread when configured with LATHE_PARALLEL=threads.
+// threads >= 1: the calling thread and threads - 1 others that wait between calls.
 [[nodiscard]] std::unique_ptr<Queue> make_queue(int threads);
-[[nodiscard]] const char* parallel_backend_name();  // "openmp" or "threads"
 // Cores this process may use (its affinity mask), at least 1.
 [[nodiscard]] int available_cores();
 
