@@ -4,6 +4,7 @@ function(lathe_require name package)
   if(NOT ${name}_FOUND)
     message(FATAL_ERROR "${name} not found: install the package ${package} (scripts/install_dependencies.sh does)")
   endif()
+  set(${name}_VERSION "${${name}_VERSION}" PARENT_SCOPE)  # `lathe env` reports it
 endfunction()
 
 set(CMAKE_THREAD_PREFER_PTHREAD ON)

@@ -32,6 +32,10 @@ TEST_F(Faults, TypesAndRangesSayValueAndExpectation) {
             "run.yaml:7: optimizer.beta1 must be a number in [0, 1), got 1.0");
   EXPECT_EQ(problems_of("optimizer:\n  eps: .nan\n"),
             "run.yaml:7: optimizer.eps must be a number > 0, got '.nan'");
+  EXPECT_EQ(problems_of("grpo:\n  entropy_coef: nan\n"),
+            "run.yaml:7: grpo.entropy_coef must be a number, got 'nan'");
+  EXPECT_EQ(problems_of("", {"optimizer.learning_rate=inf"}),
+            "--set optimizer.learning_rate=inf: optimizer.learning_rate must be a number >= 0, got 'inf'");
   EXPECT_EQ(problems_of("optimizer:\n  learning_rate: \"1e-6\"\n"),
             "run.yaml:7: optimizer.learning_rate must be a number >= 0, got \"1e-6\" / remove the quotes");
   EXPECT_EQ(problems_of("  max_segments: 1.5\n"),
@@ -159,6 +163,21 @@ TEST_F(Faults, KeysWithoutEffectMayHaveTheirDefault) {
       problems_of("  pad_alignment: 4096\ngrpo:\n  kl_loss_mode: low_var_kl\n  sampler_is_threshold: 2\n",
                   {"moe.chunk_pipeline=false", "optimizer.min_lr_ratio=0.1", "head.known_cotangent=off"}),
       "no problem");
+}
+
+TEST_F(Faults, KeysAboutLayersThatTheModelDoesNotHave) {
+  ModelConfig dense;
+  dense.family = "qwen3";
+  dense.layers.resize(2);
+  ModelConfig hybrid = dense;
+  hybrid.layers[0] = {MixerKind::kLinearAttention, MlpKind::kMoe};
+  for (const char* set :
+       {"gdn.chunk=128", "moe.forced_routing=off", "moe.exclude_padding_from_routing=false"}) {
+    const LoadedConfig loaded = load("", {set});
+    EXPECT_NO_THROW(check_against_model(loaded, hybrid)) << set;
+    EXPECT_THROW(check_against_model(loaded, dense), ConfigProblems) << set;
+  }
+  EXPECT_NO_THROW(check_against_model(load("", {"gdn.chunk=64", "moe.forced_routing=auto"}), dense));
 }
 
 TEST_F(Faults, WhatIsNotBuiltSaysSo) {

@@ -116,4 +116,19 @@ void check_values(const LoadedConfig& loaded, const std::set<std::string>& refus
   }
 }
 
+void check_against_model(const LoadedConfig& loaded, const ModelConfig& model) {
+  ProblemList problems;
+  for (const Option& option : option_table()) {
+    const auto origin = loaded.origins.find(option.key());
+    const std::string value = option.text(loaded.config);
+    if (origin == loaded.origins.end() || value == option.text(RunConfig{})) continue;
+    if (!option.in_model || option.in_model(model)) continue;
+    problems.add(origin->second,
+                 fmt::format("{} = {}: has no effect: it needs {}, and this model ({}) has none",
+                             option.key(), value, option.model_part, model.family),
+                 fmt::format("remove it, or leave it at {}", default_text(option)));
+  }
+  problems.throw_if_any();
+}
+
 }  // namespace lathe

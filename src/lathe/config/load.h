@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lathe/loop/run_config.h"
+#include "lathe/model/config.h"
 
 namespace lathe {
 
@@ -25,6 +26,9 @@ struct LoadedConfig {
 // `lathe score`: only keys that scoring reads, from --set alone; model.path and data.rollouts have flags of
 // their own.
 [[nodiscard]] LoadedConfig load_score_config(const std::vector<std::string>& sets);
+
+// A ConfigProblems if a key was given, differs from its default, and is about layers that this model does not have.
+void check_against_model(const LoadedConfig& loaded, const ModelConfig& model);
 
 // The text of config.resolved.yaml: every key with its value and, as a comment, where it came from and what
 // an automatic value comes to. `lathe train` on it runs the same run.

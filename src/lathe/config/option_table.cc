@@ -1,5 +1,7 @@
 #include "lathe/config/option_table.h"
 
+#include <algorithm>
+
 #include "lathe/config/option_rows.h"
 #include "lathe/core/cpu.h"
 #include "lathe/core/parallel.h"
@@ -15,6 +17,11 @@ Requirement kl_is_on() {
 }
 Requirement axis_above_one(const std::string& axis, int64_t MeshSection::*member) {
   return {"mesh." + axis, "> 1", [member](const RunConfig& c) { return c.mesh.*member > 1; }};
+}
+
+void in_moe_layers(Option& option) {
+  option.model_part = "mixture-of-experts layers";
+  option.in_model = [](const ModelConfig& model) { return model.num_moe_layers() > 0; };
 }
 
 void add_model(std::vector<Option>* table) {
@@ -67,7 +74,8 @@ void add_data(std::vector<Option>* table) {
   pad_alignment.needs = {
       {"data.pad_position", "start", [](const RunConfig& c) { return c.data.pad_position == "start"; }}};
   rows.word("on_bad_line", &DataSection::on_bad_line, {"error", "skip"},
-            "what a bad line of a rollout file does; skip: counted in data/bad_lines");
+            "what a bad line of a rollout file does; skip: counted in data/bad_lines")
+      .score = true;
   rows.number("wait_s", &DataSection::wait_s, at_least(0),
               "seconds to wait for the next step file of a growing folder")
       .built = {"0"};
@@ -134,7 +142,7 @@ void add_grpo_gates(Rows<GrpoConfig>& rows) {
   const Requirement band{"grpo.truncated_importance_sampling_type", "seq-mask-tis",
                          [](const RunConfig& c) { return c.grpo.seq_mask_tis; }};
   rows.optional_number("truncated_importance_sampling_ratio_min",
-                       &GrpoConfig::truncated_importance_sampling_ratio_min, at_least(0),
+                       &GrpoConfig::truncated_importance_sampling_ratio_min, above(0),
                        "lower end of the band")
       .needs = {band};
   rows.optional_number("truncated_importance_sampling_ratio",
@@ -237,19 +245,26 @@ void add_layers(std::vector<Option>* table) {
                               "expert weights are gathered while the layer's mixer runs");
   prefetch.built = {"none"};
   prefetch.needs = {axis_above_one("fsdp", &MeshSection::fsdp)};
-  moe.flag("exclude_padding_from_routing", &MoeSection::exclude_padding_from_routing,
-           "padding tokens are sent to no expert")
-      .score = true;
+  Option& padding = moe.flag("exclude_padding_from_routing", &MoeSection::exclude_padding_from_routing,
+                             "padding tokens are sent to no expert");
+  padding.score = true;
+  in_moe_layers(padding);
   Option& forced =
       moe.word("forced_routing", &MoeSection::forced_routing, {"auto", "off"},
                "auto: tokens go to the experts that routed_experts names, where a trajectory has it");
   forced.score = true;
+  in_moe_layers(forced);
   forced.choice = [](const RunConfig&) { return std::string("where a trajectory has routed_experts"); };
 
   Rows<GdnSection> gdn(table, "gdn", &RunConfig::gdn);
-  gdn.integer_choice("chunk", &GdnSection::chunk, {"64", "128"},
-                     "tokens of one chunk of the gated delta rule")
-      .score = true;
+  Option& chunk = gdn.integer_choice("chunk", &GdnSection::chunk, {"64", "128"},
+                                     "tokens of one chunk of the gated delta rule");
+  chunk.score = true;
+  chunk.model_part = "gated delta rule layers";
+  chunk.in_model = [](const ModelConfig& model) {
+    return std::any_of(model.layers.begin(), model.layers.end(),
+                       [](const LayerKind& layer) { return layer.mixer == MixerKind::kLinearAttention; });
+  };
   Option& context = gdn.word("context_parallel", &GdnSection::context_parallel, {"auto", "sequence", "heads"},
                              "how the gated delta rule is divided among context ranks");
   context.built = {"auto"};
@@ -291,7 +306,8 @@ void add_run(std::vector<Option>* table) {
       .required = true;
   rows.integer("steps", &RunSection::steps, from_to(1, kMostSteps), "optimizer steps of the whole run")
       .required = true;
-  rows.unsigned_integer("seed", &RunSection::seed, "seed of everything random");
+  rows.unsigned_integer("seed", &RunSection::seed,
+                        "seed of everything random; training on recorded rollouts has nothing random");
   Option& threads =
       rows.integer("threads", &RunSection::threads, from_to(0, 4096),
                    "threads of the device; 0: the cores this process may use; results do not depend on it");

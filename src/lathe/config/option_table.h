@@ -8,6 +8,7 @@
 
 #include "lathe/config/value.h"
 #include "lathe/loop/run_config.h"
+#include "lathe/model/config.h"
 
 namespace lathe {
 
@@ -32,6 +33,10 @@ struct Option {
   std::vector<std::string> built;
   // Needed for any value but the default.
   std::vector<Requirement> needs;
+
+  // The part of a model that reads the option, and whether a model has it; unset: every model has it.
+  std::string model_part;
+  std::function<bool(const ModelConfig&)> in_model;
 
   // False if the value is not what `expectation` says; the config is then unchanged.
   std::function<bool(const ConfigValue&, RunConfig&)> set;

@@ -51,6 +51,7 @@ std::string notes(const Option& option) {
   std::string text;
   for (const Requirement& need : option.needs)
     text += fmt::format("; needs `{}` {}", need.key, need.relation);
+  if (option.in_model) text += "; needs " + option.model_part;
   if (!option.built.empty()) {
     text += fmt::format("; built in this version: {}", fmt::join(option.built, ", "));
   }

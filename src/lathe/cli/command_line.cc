@@ -1,0 +1,159 @@
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <new>
+
+#include <CLI/CLI.hpp>
+#include <unistd.h>
+
+#include "lathe/cli/commands.h"
+#include "lathe/config/problems.h"
+
+namespace lathe {
+namespace {
+
+constexpr const char* kDescription =
+    "Lathe trains hybrid mixture-of-experts language models with GRPO: rollouts go in, better weights come "
+    "out.";
+constexpr const char* kFooter = R"(
+stdout is the result, stderr the log. Exit codes: 0 done, 1 internal error, 2 usage or configuration,
+3 data, 4 checkpoint or model, 5 a gate failed, 75 try again.
+
+Examples:
+  lathe init config.json --out model         make a random-weight model
+  lathe train run.yaml --dry-run             check a run without training
+  lathe train run.yaml                       train; docs/config.md explains run files)";
+
+void print_problem(const std::string& what, const std::string& hint) {
+  std::fprintf(stderr, "error: %s\n", what.c_str());
+  if (!hint.empty()) std::fprintf(stderr, "hint: %s\n", hint.c_str());
+}
+
+// Names of commands, and of the options of one.
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+std::string hint_for_extras(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  for (const std::string& extra : command.remaining()) {
+    if (extra.rfind("--", 0) != 0) continue;
+    const std::string guess = nearest_name(extra.substr(0, extra.find('=')), names);
+    if (!guess.empty()) return fmt::format("did you mean '{}'?", guess);
+  }
+  return fmt::format("see `lathe {} --help`", command.get_name());
+}
+
+// Faults of the command line itself, in the form of all other errors.
+[[noreturn]] void usage_error(const CLI::App& app, const CLI::ParseError& error) {
+  const auto chosen = app.get_subcommands();
+  if (chosen.empty()) config_error("lathe", error.what(), "see `lathe --help`");
+  const CLI::App& command = *chosen.front();
+  const bool extras = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+  config_error("lathe " + command.get_name(), error.what(),
+               extras ? hint_for_extras(command) : fmt::format("see `lathe {} --help`", command.get_name()));
+}
+
+void refuse_unknown_command(const CLI::App& app, int argc, const char* const* argv) {
+  if (argc < 2) config_error("lathe", "a command is needed", "see `lathe --help`");
+  const std::string name = argv[1];
+  const std::vector<std::string> names = command_names(app);
+  if (name.rfind('-', 0) == 0 || std::find(names.begin(), names.end(), name) != names.end()) return;
+  const std::string guess = nearest_name(name, names);
+  config_error("lathe", fmt::format("unknown command '{}'", name),
+               guess.empty() ? "see `lathe --help`" : fmt::format("did you mean '{}'?", guess));
+}
+
+int parse_and_run(int argc, const char* const* argv, double process_start_s) {
+  CommandContext context;
+  context.process_start_s = process_start_s;
+  CLI::App app(kDescription, "lathe");
+  app.footer(kFooter);
+  app.set_version_flag("--version", "lathe " LATHE_VERSION);
+  add_train_command(app, context);
+  add_score_command(app, context);
+  add_init_command(app, context);
+  add_inspect_command(app, context);
+  add_env_command(app, context);
+  add_version_command(app, context);
+  add_config_reference_command(app, context);
+  add_unbuilt_commands(app, context);
+  refuse_unknown_command(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    context.output.text(app.help());
+  } catch (const CLI::CallForVersion& e) {
+    context.output.line(e.what());
+  } catch (const CLI::ParseError& e) {
+    usage_error(app, e);
+  }
+  const int code = context.action ? context.action() : 0;
+  context.output.finish();
+  return code;
+}
+
+}  // namespace
+
+int run_command_line(int argc, const char* const* argv, double process_start_s) {
+  try {
+    return parse_and_run(argc, argv, process_start_s);
+  } catch (const ConfigProblems& e) {
+    for (const Problem& problem : e.problems()) {
+      print_problem(problem.where.empty() ? problem.what : problem.where + ": " + problem.what, problem.hint);
+    }
+    return e.exit_code();
+  } catch (const Error& e) {
+    print_problem(e.what(), e.hint());
+    return e.exit_code();
+  } catch (const std::bad_alloc&) {
+    print_problem("out of memory",
+                  "use a smaller model, fewer rows per micro-batch, or a machine with more memory");
+  } catch (const std::exception& e) {
+    print_problem(fmt::format("internal: {}", e.what()),
+                  "this is a bug in lathe: please report it with the output of `lathe env`");
+  } catch (...) {
+    print_problem("internal: unknown exception",
+                  "this is a bug in lathe: please report it with the output of `lathe env`");
+  }
+  return static_cast<int>(ErrorKind::kInternal);
+}
+
+void refuse_several_ranks() {
+  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    const char* text = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): read at start-up
+    if (text == nullptr || std::atoi(text) <= 1) continue;
+    config_error(
+        "mesh",
+        fmt::format("this process is one of {} ranks ({}), but several ranks are not built in this version",
+                    text, variable),
+        "start it without mpirun");
+  }
+}
+
+void check_output_file(const char* option, const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path folder = fs::absolute(path).parent_path();
+  if (fs::is_directory(path, error))
+    config_error(option, fmt::format("'{}' is a folder", path), "give the path of a file");
+  if (!fs::is_directory(folder, error)) {
+    config_error(option, fmt::format("'{}': there is no folder '{}'", path, folder.string()),
+                 "make it first");
+  }
+  if (access(folder.c_str(), W_OK) != 0) {
+    config_error(option, fmt::format("'{}': the folder '{}' cannot be written", path, folder.string()),
+                 "choose another folder");
+  }
+}
+
+}  // namespace lathe

@@ -1,0 +1,66 @@
+#include "lathe/loop/train.h"
+
+#include <CLI/CLI.hpp>
+
+#include "lathe/cli/commands.h"
+#include "lathe/config/load.h"
+#include "lathe/config/reference.h"
+
+namespace lathe {
+namespace {
+
+constexpr const char* kExamples = R"(
+Examples:
+  lathe train examples/arithmetic/run.yaml
+  lathe train run.yaml --set optimizer.learning_rate=1e-6 --set run.dir=runs/second
+  lathe train run.yaml --dry-run
+
+)";
+
+struct TrainArguments {
+  std::string run_file;
+  std::vector<std::string> sets;
+  TrainOptions options;
+};
+
+int run_train(const TrainArguments& arguments, CommandContext& context) {
+  TrainOptions options = arguments.options;
+  refuse_several_ranks();
+  const LoadedConfig loaded = load_train_config(arguments.run_file, arguments.sets);
+  if (!options.gradients_out.empty()) check_output_file("--gradients-out", options.gradients_out);
+  std::vector<std::string> warnings;  // logged when the model is opened
+  check_against_model(loaded, read_model_config(loaded.config.model.path, &warnings));
+  options.resolved_config = resolved_config_text(loaded);
+  options.process_start_s = context.process_start_s;
+  Log log;
+  return train(loaded.config, options, log,
+               [&context](const std::string& line) { context.output.line(line); });
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app, CommandContext& context) {
+  CLI::App& command = *app.add_subcommand("train", "Train a model on rollouts with GRPO");
+  auto arguments = std::make_shared<TrainArguments>();  // shared: outlives this function inside the action
+  TrainOptions& options = arguments->options;
+  command.add_option("RUN.yaml", arguments->run_file, "The run file (docs/config.md)")->required();
+  command.add_option("--set", arguments->sets, "section.key=value: goes on top of the run file; repeatable")
+      ->allow_extra_args(false)
+      ->type_name("KEY=VALUE");
+  CLI::Option* dry_run = command.add_flag("--dry-run", options.dry_run,
+                                          "Read, check and pack everything, print the plan, train nothing");
+  command
+      .add_option("--gradients-out", options.gradients_out,
+                  "Write the gradient of the first optimizer step, before clipping")
+      ->type_name("F.safetensors")
+      ->excludes(dry_run);
+  command.add_option("--ledger-out", options.ledger_out, "Not built in this version")->type_name("F.json");
+  command.add_option("--stop-after", options.stop_after, "Not built in this version")
+      ->type_name("STEP[:MICRO_BATCH]");
+  command.footer([] { return kExamples + config_key_list(); });
+  command.callback([arguments, &context] {
+    context.action = [arguments, &context] { return run_train(*arguments, context); };
+  });
+}
+
+}  // namespace lathe
