@@ -68,7 +68,6 @@ Json environment() {
                          {"CLI11", LATHE_CLI11},
                          {"zlib", LATHE_ZLIB}};
   report["cpu"] = cpu_report();
-  report["parallel"] = parallel_backend_name();
   report["cores_online"] = sysconf(_SC_NPROCESSORS_ONLN);
   report["threads"] = available_cores();
   report["memory_total_bytes"] = memory_bytes("MemTotal");
