@@ -21,6 +21,7 @@ struct AdamWParams {
   double bias2 = 1;
   double grad_scale = 1;
 };
-using AdamW = void(Queue& queue, const AdamWParams& params, ConstView grad, View m, View v, View master, View weight);
+using AdamW = void(Queue& queue, const AdamWParams& params, ConstView grad, View m, View v, View master,
+                   View weight);
 
 }  // namespace lathe

@@ -26,11 +26,11 @@ struct AttentionParams {
   double scale = 1;
 };
 inline constexpr int64_t kAttentionTile = 64;
-using AttentionForward = void(Queue& queue, const AttentionParams& params, ConstView q, ConstView k, ConstView v,
-                              ConstView q_segments, ConstView kv_segments, View o, View lse);
-using AttentionBackward = void(Queue& queue, const AttentionParams& params, ConstView d_o, ConstView q, ConstView k,
-                               ConstView v, ConstView q_segments, ConstView kv_segments, ConstView o, ConstView lse,
-                               View dq, View dk, View dv, View scratch);
+using AttentionForward = void(Queue& queue, const AttentionParams& params, ConstView q, ConstView k,
+                              ConstView v, ConstView q_segments, ConstView kv_segments, View o, View lse);
+using AttentionBackward = void(Queue& queue, const AttentionParams& params, ConstView d_o, ConstView q,
+                               ConstView k, ConstView v, ConstView q_segments, ConstView kv_segments,
+                               ConstView o, ConstView lse, View dq, View dk, View dv, View scratch);
 // Elements of `scratch`: delta.
 [[nodiscard]] inline int64_t attention_backward_scratch(const AttentionParams& p) {
   return p.rows * p.q_tokens * p.q_heads;

@@ -21,11 +21,12 @@ struct CausalConvParams {
 };
 using CausalConvForward = void(Queue& queue, const CausalConvParams& params, ConstView x, ConstView w,
                                ConstView segments, ConstView x_tail, ConstView tail_segments, View y);
-using CausalConvBackward = void(Queue& queue, const CausalConvParams& params, ConstView dy, ConstView x, ConstView w,
-                                ConstView segments, ConstView x_tail, ConstView tail_segments, View dx, View dw,
-                                View dx_tail, View scratch);
+using CausalConvBackward = void(Queue& queue, const CausalConvParams& params, ConstView dy, ConstView x,
+                                ConstView w, ConstView segments, ConstView x_tail, ConstView tail_segments,
+                                View dx, View dw, View dx_tail, View scratch);
 using CausalConvTail = void(Queue& queue, const CausalConvParams& params, ConstView x, ConstView segments,
-                            ConstView x_tail, ConstView tail_segments, View next_tail, View next_tail_segments);
+                            ConstView x_tail, ConstView tail_segments, View next_tail,
+                            View next_tail_segments);
 // dw is summed over blocks of kCausalConvTokenBlock tokens of a row, then over blocks in order.
 inline constexpr int64_t kCausalConvTokenBlock = 256;
 [[nodiscard]] inline int64_t causal_conv_backward_scratch(const CausalConvParams& p) {

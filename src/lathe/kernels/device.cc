@@ -11,7 +11,8 @@ Device::Device(const DeviceOptions& device_options)
   if (options.name == "ref") {
     kernels = ref_kernel_table();
   } else if (options.name == "cpu") {
-    LATHE_CHECK(options.float_type == DType::kF32, "cpu computes in f32, not {}", dtype_name(options.float_type));
+    LATHE_CHECK(options.float_type == DType::kF32, "cpu computes in f32, not {}",
+                dtype_name(options.float_type));
     cap_onednn_isa(options.isa);
     kernels = cpu_kernel_table(options.isa);
   } else {

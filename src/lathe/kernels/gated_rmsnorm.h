@@ -12,10 +12,11 @@ namespace lathe {
 struct GatedRmsNormParams {
   double eps = 1e-6;
 };
-using GatedRmsNormForward = void(Queue& queue, const GatedRmsNormParams& params, ConstView x, ConstView z, ConstView w,
-                                 View y, View rstd);
+using GatedRmsNormForward = void(Queue& queue, const GatedRmsNormParams& params, ConstView x, ConstView z,
+                                 ConstView w, View y, View rstd);
 using GatedRmsNormBackward = void(Queue& queue, const GatedRmsNormParams& params, ConstView dy, ConstView x,
-                                  ConstView z, ConstView w, ConstView rstd, View dx, View dz, View dw, View scratch);
+                                  ConstView z, ConstView w, ConstView rstd, View dx, View dz, View dw,
+                                  View scratch);
 inline constexpr int64_t kGatedRmsNormRowBlock = 512;
 [[nodiscard]] inline int64_t gated_rmsnorm_backward_scratch(int64_t rows, int64_t cols) {
   return (rows + kGatedRmsNormRowBlock - 1) / kGatedRmsNormRowBlock * cols;

@@ -17,7 +17,7 @@ struct GroupedMatmulParams {
 };
 using GroupedMatmul = void(Queue& queue, const GroupedMatmulParams& params, ConstView a, ConstView w,
                            ConstView offsets, View c);
-using GroupedMatmulWeightGradient = void(Queue& queue, const GroupedMatmulParams& params, ConstView dy, ConstView x,
-                                         ConstView offsets, View dw);
+using GroupedMatmulWeightGradient = void(Queue& queue, const GroupedMatmulParams& params, ConstView dy,
+                                         ConstView x, ConstView offsets, View dw);
 
 }  // namespace lathe

@@ -13,9 +13,10 @@
 
 namespace lathe {
 
-using LogProbForward = void(Queue& queue, ConstView logits, ConstView targets, ConstView temperature, View logp,
-                            View entropy, View stats);
-using LogProbBackward = void(Queue& queue, ConstView dlogp, ConstView dentropy, ConstView logits, ConstView targets,
-                             ConstView temperature, ConstView entropy, ConstView stats, View dlogits);
+using LogProbForward = void(Queue& queue, ConstView logits, ConstView targets, ConstView temperature,
+                            View logp, View entropy, View stats);
+using LogProbBackward = void(Queue& queue, ConstView dlogp, ConstView dentropy, ConstView logits,
+                             ConstView targets, ConstView temperature, ConstView entropy, ConstView stats,
+                             View dlogits);
 
 }  // namespace lathe

@@ -15,7 +15,8 @@
 
 namespace lathe {
 
-using MoeSort = void(Queue& queue, int64_t experts, ConstView expert, View offsets, View slot_of_row, View row_of_slot);
+using MoeSort = void(Queue& queue, int64_t experts, ConstView expert, View offsets, View slot_of_row,
+                     View row_of_slot);
 using MoeGather = void(Queue& queue, ConstView x, ConstView slot_of_row, ConstView offsets, View rows);
 using MoeCombine = void(Queue& queue, ConstView rows, ConstView weight, ConstView row_of_slot, View out);
 using MoeCounts = void(Queue& queue, ConstView offsets, std::span<int64_t> counts);

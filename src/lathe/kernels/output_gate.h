@@ -9,6 +9,7 @@
 namespace lathe {
 
 using OutputGateForward = void(Queue& queue, ConstView o, ConstView q_proj, View a);
-using OutputGateBackward = void(Queue& queue, ConstView da, ConstView o, ConstView q_proj, View d_o, View dq_proj);
+using OutputGateBackward = void(Queue& queue, ConstView da, ConstView o, ConstView q_proj, View d_o,
+                                View dq_proj);
 
 }  // namespace lathe

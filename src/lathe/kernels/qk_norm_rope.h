@@ -24,13 +24,13 @@ struct QkNormRopeParams {
   double norm_offset = 0;
   double norm_eps = 1e-6;
 };
-using QkNormRopeForward = void(Queue& queue, const QkNormRopeParams& params, ConstView q_proj, ConstView k_proj,
-                               ConstView positions, ConstView q_norm, ConstView k_norm, View q, View k, View q_rstd,
-                               View k_rstd);
+using QkNormRopeForward = void(Queue& queue, const QkNormRopeParams& params, ConstView q_proj,
+                               ConstView k_proj, ConstView positions, ConstView q_norm, ConstView k_norm,
+                               View q, View k, View q_rstd, View k_rstd);
 using QkNormRopeBackward = void(Queue& queue, const QkNormRopeParams& params, ConstView dq, ConstView dk,
                                 ConstView q_proj, ConstView k_proj, ConstView positions, ConstView q_norm,
-                                ConstView k_norm, ConstView q_rstd, ConstView k_rstd, View dq_proj, View dk_proj,
-                                View dq_norm, View dk_norm, View scratch);
+                                ConstView k_norm, ConstView q_rstd, ConstView k_rstd, View dq_proj,
+                                View dk_proj, View dq_norm, View dk_norm, View scratch);
 inline constexpr int64_t kQkNormRopeTokenBlock = 128;
 [[nodiscard]] inline int64_t qk_norm_rope_backward_scratch(int64_t tokens, int64_t head_dim) {
   return (tokens + kQkNormRopeTokenBlock - 1) / kQkNormRopeTokenBlock * 2 * head_dim;

@@ -13,9 +13,10 @@ struct RmsNormParams {
   double eps = 1e-6;
   double offset = 0;
 };
-using RmsNormForward = void(Queue& queue, const RmsNormParams& params, ConstView x, ConstView w, View y, View rstd);
-using RmsNormBackward = void(Queue& queue, const RmsNormParams& params, ConstView dy, ConstView x, ConstView w,
-                             ConstView rstd, View dx, View dw, View scratch);
+using RmsNormForward = void(Queue& queue, const RmsNormParams& params, ConstView x, ConstView w, View y,
+                            View rstd);
+using RmsNormBackward = void(Queue& queue, const RmsNormParams& params, ConstView dy, ConstView x,
+                             ConstView w, ConstView rstd, View dx, View dw, View scratch);
 // dw is summed over blocks of kRmsNormRowBlock rows, then over blocks in order.
 inline constexpr int64_t kRmsNormRowBlock = 128;
 // Elements of `scratch` (same type as x).
