@@ -50,18 +50,16 @@ struct CheckValue {
   std::string_view text;
 
   template <std::integral T>
-  [[gnu::always_inline]] CheckValue(T value)  // NOLINT(google-explicit-constructor)
+  [[gnu::always_inline]] explicit CheckValue(T value)
       : kind(std::signed_integral<T> ? Kind::kSigned : Kind::kUnsigned),
         integer(static_cast<long long>(value)) {}
   template <std::floating_point T>
-  [[gnu::always_inline]] CheckValue(T value)  // NOLINT(google-explicit-constructor)
+  [[gnu::always_inline]] explicit CheckValue(T value)
       : kind(Kind::kFloat), number(static_cast<double>(value)) {}
-  [[gnu::always_inline]] CheckValue(const char* value)  // NOLINT(google-explicit-constructor)
+  [[gnu::always_inline]] explicit CheckValue(const char* value)
       : kind(Kind::kText), text(value, __builtin_strlen(value)) {}
-  [[gnu::always_inline]] CheckValue(std::string_view value)  // NOLINT(google-explicit-constructor)
-      : kind(Kind::kText), text(value) {}
-  CheckValue(const std::string& value)
-      : kind(Kind::kText), text(value) {}  // NOLINT(google-explicit-constructor)
+  [[gnu::always_inline]] explicit CheckValue(std::string_view value) : kind(Kind::kText), text(value) {}
+  explicit CheckValue(const std::string& value) : kind(Kind::kText), text(value) {}
 };
 [[noreturn]] void check_failed(const char* file, int line, const char* condition, const char* format,
                                std::initializer_list<CheckValue> values);

@@ -64,6 +64,7 @@ struct BasicView {
   // View converts to ConstView, not back.
   template <typename Other>
   requires(!std::is_same_v<Other, Pointer> && std::is_convertible_v<Other, Pointer>)
+      // NOLINTNEXTLINE(google-explicit-constructor)
       [[gnu::always_inline]] BasicView(const BasicView<Other>& other)
       : data(other.data), dtype(other.dtype), shape(other.shape) {}
 

@@ -17,7 +17,11 @@ struct Pointers {
 
 template <bool kWeight>
 void step(const AdamWParams& params, const Pointers& p, int64_t begin, int64_t end) {
-  const auto [grad, m, v, master, weight] = p;
+  const float* grad = p.grad;
+  float* m = p.m;
+  float* v = p.v;
+  float* master = p.master;
+  BFloat16* weight = p.weight;
   const auto lr = static_cast<float>(params.lr);
   const auto beta1 = static_cast<float>(params.beta1);
   const auto beta2 = static_cast<float>(params.beta2);

@@ -29,7 +29,11 @@ struct Row {
 // dw is nullptr when not wanted. The first loop leaves t w in dx, which the second turns into the gradient.
 template <bool kWeightGradient>
 void backward_row(int64_t cols, float rstd, const float* w, const Row& row, float* dw) {
-  const auto [dy, x, z, dx, dz] = row;
+  const float* dy = row.dy;
+  const float* x = row.x;
+  const float* z = row.z;
+  float* dx = row.dx;
+  float* dz = row.dz;
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t c = 0; c < cols; ++c) {

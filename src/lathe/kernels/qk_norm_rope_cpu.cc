@@ -35,7 +35,9 @@ struct Angles {
 
 // y = rotated x; x and y may be the same.
 void rotate(const Angles& angles, int64_t dim, const float* x, float* y) {
-  const auto [half, cosine, sine] = angles;
+  const int64_t half = angles.half;
+  const float* cosine = angles.cosine;
+  const float* sine = angles.sine;
 #pragma omp simd
   for (int64_t m = 0; m < half; ++m) {
     const float low = x[m];
@@ -48,7 +50,9 @@ void rotate(const Angles& angles, int64_t dim, const float* x, float* y) {
 }
 
 void rotate_back(const Angles& angles, int64_t dim, const float* dy, float* dx) {
-  const auto [half, cosine, sine] = angles;
+  const int64_t half = angles.half;
+  const float* cosine = angles.cosine;
+  const float* sine = angles.sine;
 #pragma omp simd
   for (int64_t m = 0; m < half; ++m) {
     const float low = dy[m];
