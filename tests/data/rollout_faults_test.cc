@@ -1,4 +1,7 @@
 // Each fault of a rollout line alone, with the exact message.
+#include <ostream>
+#include <random>
+
 #include <gtest/gtest.h>
 
 #include "data/rollout_file.h"
@@ -202,6 +205,40 @@ TEST(RolloutFaults, DeepNestingIsSafe) {
   EXPECT_NE(read_fault(with("\"metadata\": " + deep)).message.find("not JSON"), std::string::npos);
   const std::string closed = deep + std::string(deep.size(), ']');
   EXPECT_EQ(read_text(with("\"metadata\": " + closed)).trajectories.size(), 1U);
+}
+
+// Damaged lines end in a data error or are read, whatever the damage.
+TEST(RolloutFaults, DamagedLinesNeverDoWorse) {
+  const std::string whole = with(
+      R"("reward": {"a": 1e-3, "b": -2}, "advantage": [1, 2, 3], "group_id": 12, "temperature": 0.7, "env": "x",)"
+      R"( "rollout_logprobs": [-0.25, null, -Infinity], "routed_experts": {"data": "AAABAP//AgA=", "shape": [4, 1, 1]})");
+  std::mt19937 engine(7);
+  const std::string alphabet = "{}[]\",:0123456789eE.-+nNaIif\\u \xC3\xFF";
+  RolloutOptions options;
+  options.skip_bad_lines = true;
+  std::string text = whole + "\n";
+  for (int round = 0; round < 3000; ++round) {
+    std::string line = whole;
+    for (size_t change = 0; change <= round % 3U; ++change) {
+      const size_t at = engine() % line.size();
+      const char letter = alphabet[engine() % alphabet.size()];
+      if (engine() % 3 == 0) {
+        line.erase(at, 1 + engine() % 4);
+      } else if (engine() % 2 == 0) {
+        line.insert(at, 1, letter);
+      } else {
+        line[at] = letter;
+      }
+    }
+    text += line + "\n";
+  }
+  const RolloutFile file = read_text(text, options);
+  EXPECT_EQ(static_cast<int64_t>(file.trajectories.size()) + file.bad_lines, 3001);
+  EXPECT_GT(file.bad_lines, 1000);
+  for (const Trajectory& t : file.trajectories) {
+    EXPECT_FALSE(t.prompt_ids.empty());
+    EXPECT_EQ(t.completion_mask.size(), t.completion_ids.size());
+  }
 }
 
 }  // namespace

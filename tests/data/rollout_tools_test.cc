@@ -54,6 +54,8 @@ TEST(ScoredLine, ReplacesWhatWasThere) {
   EXPECT_EQ(scored_line(R"( { "logprobs":[1,[2]] ,"a\"b" : "}" , "entropy" : null } )", {-1.0F}, {2.0F}),
             R"({"a\"b" : "}", "logprobs": [-1], "entropy": [2]})");
   EXPECT_EQ(scored_line(R"({"log\u0070robs": 3})", {-1.0F}, {2.0F}), R"({"logprobs": [-1], "entropy": [2]})");
+  EXPECT_EQ(scored_line(R"({"env": "a\", }", "entropy": [1]})", {-1.0F}, {2.0F}),
+            R"({"env": "a\", }", "logprobs": [-1], "entropy": [2]})");
   EXPECT_EQ(scored_line("{}", {}, {}), R"({"logprobs": [], "entropy": []})");
 }
 

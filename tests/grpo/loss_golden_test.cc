@@ -10,6 +10,7 @@
 
 #include "lathe/grpo/config.h"
 
+#include "grpo/config_json.h"
 #include "grpo/loss_batch.h"
 
 namespace lathe {
@@ -17,74 +18,13 @@ namespace {
 
 using Json = nlohmann::json;
 
-double number(const Json& value) {
-  if (!value.is_string()) return value.get<double>();
-  const auto text = value.get<std::string>();
-  return text == "NaN" ? NAN : text == "Infinity" ? INFINITY : -INFINITY;
-}
-
-template <typename Enum>
-Enum choice(const Json& value, const std::map<std::string, Enum>& names) {
-  return names.at(value.get<std::string>());
-}
-
-GrpoConfig read_config(const Json& json) {
-  GrpoConfig c;
-  std::optional<double> tis_low;
-  for (const auto& [key, value] : json.items()) {
-    const std::optional<double> real =
-        value.is_number() ? std::optional<double>(value.get<double>()) : std::nullopt;
-    if (key == "loss_agg_mode") {
-      c.loss_agg_mode = choice<LossAggregation>(
-          value, {{"sequence-mean-token-mean", LossAggregation::kSequenceMeanTokenMean},
-                  {"token-mean", LossAggregation::kTokenMean},
-                  {"sequence-mean-token-scale", LossAggregation::kSequenceMeanTokenScale},
-                  {"seq-mean-token-sum", LossAggregation::kSeqMeanTokenSum},
-                  {"sequence-mean-token-sum-norm", LossAggregation::kSequenceMeanTokenSumNorm}});
-    } else if (key == "loss_algo") {
-      c.loss_algo = choice<LossAlgorithm>(
-          value, {{"grpo", LossAlgorithm::kGrpo}, {"gspo-token", LossAlgorithm::kGspoToken}});
-    } else if (key == "kl_loss_mode") {
-      c.kl_loss_mode = choice<KlLossMode>(
-          value,
-          {{"kl", KlLossMode::kKl}, {"mse_kl", KlLossMode::kMseKl}, {"low_var_kl", KlLossMode::kLowVarKl}});
-    } else if (key == "truncated_importance_sampling_type") {
-      c.seq_mask_tis = value == "seq-mask-tis";
-    } else if (key == "sampler_is") {
-      c.sampler_is_token = value == "token";
-    } else if (key == "overlong_loss_masking") {
-      c.overlong_loss_masking = value.get<bool>();
-    } else if (key == "use_rollout_logps") {
-      c.use_rollout_logps = value.get<bool>();
-    } else {
-      const std::map<std::string, std::optional<double>*> optionals = {
-          {"loss_agg_norm", &c.loss_agg_norm},
-          {"epsilon_high", &c.epsilon_high},
-          {"epsilon_c", &c.epsilon_c},
-          {"kl_clamp_value", &c.kl_clamp_value},
-          {"seq_logprob_error_threshold", &c.seq_logprob_error_threshold},
-          {"sampler_is_threshold", &c.sampler_is_threshold},
-          {"truncated_importance_sampling_ratio_min", &c.truncated_importance_sampling_ratio_min},
-          {"truncated_importance_sampling_ratio", &c.truncated_importance_sampling_ratio}};
-      if (key == "beta") {
-        c.beta = *real;
-      } else if (key == "epsilon") {
-        c.epsilon = *real;
-      } else {
-        *optionals.at(key) = real;
-      }
-    }
-  }
-  return c;
-}
-
 // Rows [B][T] with segment ids become one list; sequences are (row, segment).
 LossBatch read_batch(const Json& json) {
   LossBatch b;
   std::map<std::pair<size_t, int>, int32_t> names;
   const auto& rows = json.at("segment_ids");
   const auto append = [&](const char* key, std::vector<double>& into, size_t r, size_t t) {
-    if (json.contains(key)) into.push_back(number(json.at(key)[r][t]));
+    if (json.contains(key)) into.push_back(json_number(json.at(key)[r][t]));
   };
   for (size_t r = 0; r < rows.size(); ++r) {
     for (size_t t = 0; t < rows[r].size(); ++t) {
@@ -109,7 +49,7 @@ LossBatch read_batch(const Json& json) {
 std::vector<double> flat(const Json& rows) {
   std::vector<double> values;
   for (const auto& row : rows) {
-    for (const auto& value : row) values.push_back(number(value));
+    for (const auto& value : row) values.push_back(json_number(value));
   }
   return values;
 }
@@ -148,12 +88,12 @@ void check_case(const Json& json) {
                                                 {"kept_frac", s.kept / std::max(s.sequences, 1.0)},
                                                 {"oob_ratio", s.tis_outside / std::max(s.tis_counted, 1.0)}};
   for (const auto& [key, value] : expected.items()) {
-    if (values.contains(key)) expect_close(values.at(key), number(value), key);
+    if (values.contains(key)) expect_close(values.at(key), json_number(value), key);
   }
   if (expected.at("ratio_max").is_null()) {
     EXPECT_EQ(s.ratio_max, -INFINITY);
   } else {
-    expect_close(s.ratio_max, number(expected.at("ratio_max")), "ratio_max");
+    expect_close(s.ratio_max, json_number(expected.at("ratio_max")), "ratio_max");
   }
   const auto mask = flat(expected.at("loss_mask"));
   const auto gradient = flat(expected.at("dsum_dp"));

@@ -29,8 +29,10 @@ Trajectory RolloutLineParser::parse(std::string_view text, int64_t line) {
         "is the line cut off, or the file still being written?");
   }
   const JsonView root = document.root();
-  if (root.kind() != JsonKind::kObject)
-    data_error(where, fmt::format("{}, expected one object a line", root.text()));
+  if (root.kind() != JsonKind::kObject) {
+    data_error(where, fmt::format("{}, expected one object a line", root.text()),
+               "write JSON Lines, not one JSON array");
+  }
   const auto note = [&](std::string_view name, std::string_view key) {
     const std::string shown(name.substr(0, 64));
     if (!key.empty()) {
