@@ -53,11 +53,11 @@ TEST_F(Usage, FaultsOfTheCommandLine) {
        "error: lathe train: The following argument was not expected: --dryrun\nhint: did you mean "
        "'--dry-run'?\n"},
       {{"train", "run.yaml", "--dry-run", "--gradients-out", "x"},
-       "error: lathe train: --gradients-out excludes --dry-run\nhint: see `lathe train --help`\n"},
+       "error: lathe train: --dry-run excludes --gradients-out\nhint: see `lathe train --help`\n"},
       {{"score", "--rollouts", "a", "--out", "b"},
        "error: lathe score: --model is required\nhint: see `lathe score --help`\n"},
       {{"init", "c.json", "--out", "m", "--seed", "-1"},
-       "error: lathe init: Could not convert: --seed = -1\nhint: see `lathe init --help`\n"},
+       "error: --seed: must be an integer >= 0, got '-1'\n"},
       {{"init", "c.json", "--out", "m", "--dtype", "f64"},
        "error: lathe init: --dtype: f64 not in {f32,bf16,f16}\nhint: see `lathe init --help`\n"},
   };

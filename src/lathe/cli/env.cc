@@ -58,7 +58,7 @@ Json environment() {
   report["version"] = LATHE_VERSION;
   report["compiler"] = LATHE_COMPILER;
   report["build_type"] = LATHE_BUILD_TYPE;
-  report["sanitizers"] = LATHE_SANITIZERS;
+  report["sanitizers"] = std::string(LATHE_SANITIZERS).empty() ? "none" : LATHE_SANITIZERS;
   report["libraries"] = {{"oneDNN", onednn_version()},
                          {"fmt", LATHE_FMT},
                          {"spdlog", LATHE_SPDLOG},

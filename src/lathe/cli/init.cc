@@ -1,7 +1,10 @@
 
+#include <charconv>
+
 #include <CLI/CLI.hpp>
 
 #include "lathe/cli/commands.h"
+#include "lathe/core/error.h"
 #include "lathe/core/log.h"
 #include "lathe/model/checkpoint.h"
 
@@ -16,13 +19,23 @@ Examples:
 struct InitArguments {
   std::string config;
   std::string out;
-  uint64_t seed = 0;
+  std::string seed = "0";
   std::string dtype = "f32";
 };
 
+// As in run files; CLI11 would take -1 for a large number.
+uint64_t parse_seed(const std::string& text) {
+  uint64_t seed = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  if (error != std::errc() || end != text.data() + text.size() || text.empty()) {
+    config_error("--seed", fmt::format("must be an integer >= 0, got '{}'", text));
+  }
+  return seed;
+}
+
 int run_init(const InitArguments& arguments, CommandContext& context) {
   std::vector<std::string> warnings;
-  initialize_model(arguments.config, arguments.out, arguments.seed, arguments.dtype, &warnings);
+  initialize_model(arguments.config, arguments.out, parse_seed(arguments.seed), arguments.dtype, &warnings);
   Log log;
   for (const std::string& warning : warnings) log.warning("{}", warning);
   context.output.line(fmt::format("written: {}", arguments.out));

@@ -5,6 +5,7 @@
 #include "lathe/cli/commands.h"
 #include "lathe/config/load.h"
 #include "lathe/config/reference.h"
+#include "lathe/core/error.h"
 
 namespace lathe {
 namespace {
@@ -25,6 +26,10 @@ struct TrainArguments {
 
 int run_train(const TrainArguments& arguments, CommandContext& context) {
   TrainOptions options = arguments.options;
+  if (!options.ledger_out.empty())
+    config_error("--ledger-out", "is not built in this version", "leave it out");
+  if (!options.stop_after.empty())
+    config_error("--stop-after", "is not built in this version", "leave it out");
   refuse_several_ranks();
   const LoadedConfig loaded = load_train_config(arguments.run_file, arguments.sets);
   if (!options.gradients_out.empty()) check_output_file("--gradients-out", options.gradients_out);
