@@ -230,7 +230,15 @@ int Trainer::run() {
     // The device works on this step while the last one is reported and the next one is read and packed.
     if (pending.has_value()) report(*pending);
     pending = std::move(submitted);
-    if (step < config_.run.steps && step % config_.grpo.num_iterations == 0) next = next_data();
+    if (step < config_.run.steps && step % config_.grpo.num_iterations == 0) {
+      try {
+        next = next_data();
+      } catch (const Error&) {  // a bad file in the middle of a run must not cost the steps before it
+        report(*pending);
+        save();
+        throw;
+      }
+    }
   }
   report(*pending);
   save();
