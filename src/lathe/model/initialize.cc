@@ -156,7 +156,7 @@ std::string start_folder(const fs::path& to) {
     config_error("--out", fmt::format("{} exists and is not an empty folder", to.string()),
                  "name a folder that does not exist yet");
   }
-  const std::string partial = to.string() + ".partial";
+  std::string partial = to.string() + ".partial";
   fs::remove_all(partial, code);
   fs::create_directories(partial, code);
   if (code == std::errc::no_space_on_device) retryable_error(partial, "cannot be created: " + code.message());
