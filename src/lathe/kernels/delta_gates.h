@@ -6,7 +6,8 @@
 // Padding tokens (segment 0) get q = k = v = 0, beta = 0, g = 0 and no gradient.
 // q, k: [tokens, key_heads, key_dim]; v: [tokens, value_heads, value_dim]; beta, g: [tokens, value_heads].
 // Backward: dx = rho (dy - y <dy, y>) for the l2 norms (dy = dq key_dim^-1/2 for q); db = dbeta beta (1 - beta);
-// da = -exp(a_log) sigmoid(a + dt_bias) dg; ddt_bias += sum da; da_log += sum dg g (absent: not wanted). dmixed, dba overwritten.
+// da = -exp(a_log) sigmoid(a + dt_bias) dg; ddt_bias += sum da; da_log += sum dg g (absent: not
+// wanted). dmixed, dba overwritten.
 #pragma once
 
 #include "lathe/core/parallel.h"

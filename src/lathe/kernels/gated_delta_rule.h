@@ -8,8 +8,9 @@
 // segment initial_segment i32 [rows]: it is used by the first tokens of a row if they are of that segment.
 // final_state (optional): the state after each row's last non-padding token (the initial state if there is none).
 // Padding between two tokens of one segment is passed over: the state goes on.
-// chunk_states: [rows, chunks, value_heads, key_dim, value_dim], the state entering each chunk, written by forward if not
-// absent; backward needs it (the caller keeps it or runs forward again). An initial state that no token uses enters as 0.
+// chunk_states: rows x chunks x value_heads x key_dim x value_dim elements, the state entering each chunk, written by
+// forward if not absent; backward needs it (the caller keeps it or runs forward again). An initial state that no token
+// uses enters as 0.
 // Backward: d_final_state optional; dq, dk, dv, dbeta, dg and d_initial_state (if not absent) are overwritten; dq and dk
 // are summed over the value heads of a key head in order.
 #pragma once

@@ -192,15 +192,14 @@ void backward_decay(const DeltaTiles& tiles, float d_keep, BackwardTiles& y) {
   float entered = 0.0F;
   for (int64_t t = n - 1; t >= 0; --t) {
     const float* pairs = tiles.l + t * n;
-    // Rows after t of a later segment reach no column of t's segment; older sums are of no use before it.
+    const int64_t first = tiles.start[t];  // rows of later segments have touched no column from here to t
     float sum = 0.0F;
-    const int64_t first = tiles.start[t];
 #pragma omp simd
     for (int64_t j = first; j < t; ++j) y.columns[j] += pairs[j];
 #pragma omp simd reduction(+ : sum)
     for (int64_t j = first; j < t; ++j) sum += y.columns[j];
     entered += y.d_enter[t];
-    y.dg[t] = sum + (first == 0 ? entered + d_keep : 0.0F);
+    y.dg[t] = sum + entered + d_keep;
   }
   float left = 0.0F;
   for (int64_t t = last_start; t < n; ++t) {
