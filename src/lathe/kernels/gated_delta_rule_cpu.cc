@@ -184,7 +184,7 @@ void backward_keys(const DeltaHead& x, const float* state, DeltaTiles& tiles, Ba
 
 // g_t is part of the exponents of all pairs j < t <= i, of the entering state up to the tokens i >= t, of the
 // tokens i < t up to the leaving state, and of keep. Summed as such: sums over gam_i would cancel to almost
-// nothing.
+// nothing. d_enter and d_keep are 0 where the entering state does not reach.
 void backward_decay(const DeltaTiles& tiles, float d_keep, BackwardTiles& y) {
   const int64_t n = tiles.n;
   const int64_t last_start = tiles.start[n - 1];
