@@ -91,7 +91,7 @@ printf '%s\n' $before $after | awk '
     else if (change < -0.001)
       printf "The policy got worse: it prefers right answers by %.3f nats per token less than before.\n", -change
     else
-      printf "Nothing was learned: the preference for right answers changed by %.4f nats per token.\n", change
+      printf "Nothing was learned: the preference for right answers changed by %.4f nats per token.\n", change < 0 ? -change : change
   }'
 
 heading "done in $((SECONDS - started)) s"
