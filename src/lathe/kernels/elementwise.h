@@ -10,7 +10,8 @@ namespace lathe {
 using Fill = void(Queue& queue, double value, View x);
 // out = a + b. out may be a or b.
 using Add = void(Queue& queue, ConstView a, ConstView b, View out);
-// y[:] = x[:] converted; any of f64, f32, bf16, f16 on either side (round to nearest even).
+// y[:] = x[:] converted; any of f64, f32, bf16, f16 on either side (round to nearest even; f64 goes to the
+// 16-bit types by way of f32).
 using Cast = void(Queue& queue, ConstView x, View y);
 // y = sigmoid(x).
 using SigmoidForward = void(Queue& queue, ConstView x, View y);
