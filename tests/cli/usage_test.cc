@@ -59,7 +59,7 @@ TEST_F(Usage, FaultsOfTheCommandLine) {
       {{"init", "c.json", "--out", "m", "--seed", "-1"},
        "error: --seed: must be an integer >= 0, got '-1'\n"},
       {{"init", "c.json", "--out", "m", "--dtype", "f64"},
-       "error: lathe init: --dtype: f64 not in {f32,bf16,f16}\nhint: see `lathe init --help`\n"},
+       "error: --dtype: \"f64\" is not one of f32, bf16, f16\n"},
   };
   for (const auto& [arguments, expected] : cases) {
     const Finished done = run_lathe(arguments);

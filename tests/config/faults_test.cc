@@ -61,6 +61,7 @@ TEST_F(Faults, TypesAndRangesSayValueAndExpectation) {
   EXPECT_EQ(problems_of("", {"model.trainable=['(']"}),
             "--set model.trainable=['(']: model.trainable must be a list of regular expressions "
             "(ECMAScript), got a list");
+  EXPECT_EQ(problems_of("", {"run.dir="}), "--set run.dir=: run.dir must be the path of a folder, got ''");
   EXPECT_EQ(problems_of("", {"run.steps=0"}),
             "--set run.steps=0: run.steps must be an integer in [1, 1000000000], got 0");
   EXPECT_EQ(problems_of("", {"data.row_length=0"}),

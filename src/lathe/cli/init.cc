@@ -51,8 +51,7 @@ void add_init_command(CLI::App& app, CommandContext& context) {
   command.add_option("--out", arguments->out, "Folder to make")->required()->type_name("DIR");
   command.add_option("--seed", arguments->seed, "Seed of the weights (0)")->type_name("N");
   command.add_option("--dtype", arguments->dtype, "Type of the weights: f32 (default), bf16 or f16")
-      ->check(CLI::IsMember({"f32", "bf16", "f16"}))
-      ->type_name("");
+      ->type_name("TYPE");
   command.footer(kFooter);
   command.callback([arguments, &context] {
     context.action = [arguments, &context] { return run_init(*arguments, context); };

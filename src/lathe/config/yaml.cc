@@ -112,7 +112,7 @@ std::string describe(const ConfigValue& value) {
   const std::string text =
       value.text.size() <= kLongest ? value.text : value.text.substr(0, kLongest) + "...";
   if (value.quoted) return yaml_quoted(text);
-  const bool number_like = text.find_first_not_of("+-.0123456789eE") == std::string::npos;
+  const bool number_like = !text.empty() && text.find_first_not_of("+-.0123456789eE") == std::string::npos;
   return number_like ? text : fmt::format("'{}'", text);
 }
 
