@@ -82,7 +82,7 @@ std::string nearest_name(const std::string& word, const Range& candidates) {
   std::string best;
   int best_distance = static_cast<int>(word.size()) / 2 + 2;
   for (const auto& candidate : candidates) {
-    const std::string name(candidate);
+    const std::string name(candidate);  // NOLINT(performance-unnecessary-copy-initialization): may be a view
     const int distance = edit_distance(word, name);
     if (distance < best_distance) {
       best_distance = distance;
