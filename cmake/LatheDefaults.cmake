@@ -7,7 +7,7 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 # Release keeps symbols for profilers; no fast-math anywhere: NaN checks must work.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1 -DNDEBUG")
-set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g -D_GLIBCXX_ASSERTIONS -DLATHE_DEBUG_CHECKS")
+set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g -D_GLIBCXX_ASSERTIONS")
 
 add_library(lathe_options INTERFACE)
 target_compile_options(lathe_options INTERFACE

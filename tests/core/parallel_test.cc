@@ -6,6 +6,10 @@
 
 #include <gtest/gtest.h>
 
+#include <stdexcept>
+
+#include <memory>
+
 namespace lathe {
 namespace {
 
@@ -57,6 +61,22 @@ TEST(Queue, WorkspacesAreAlignedAndApart) {
   }
   EXPECT_GE(std::abs(blocks[0] - blocks[1]), Queue::kThreadWorkspaceBytes);
   EXPECT_EQ(queue->thread_workspace(1), blocks[1]);
+}
+
+TEST(Queue, WhatATaskThrowsReachesTheCallerAndTheNextCallWorks) {
+  for (const int threads : {1, 4}) {
+    const std::unique_ptr<Queue> queue = make_queue(threads);
+    for (const int64_t thrower : {0, 99}) {
+      EXPECT_THROW(parallel_for(*queue, 100,
+                                [&](int64_t i) {
+                                  if (i == thrower) throw std::runtime_error("broken");
+                                }),
+                   std::runtime_error);
+      std::atomic<int64_t> sum = 0;
+      parallel_for(*queue, 100, [&](int64_t i) { sum += i; });
+      EXPECT_EQ(sum, 4950);
+    }
+  }
 }
 
 TEST(AvailableCores, IsAtLeastOne) {

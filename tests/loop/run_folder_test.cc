@@ -35,7 +35,7 @@ class RunFolderTest : public ::testing::Test {
 };
 
 TEST_F(RunFolderTest, MetricsAreOneObjectALineAndNotANumberIsNull) {
-  RunFolder folder(root_.string(), "run: {}\n", log_);
+  RunFolder folder(root_.string(), "auto", "run: {}\n", log_);
   folder.write_metrics(1, {{"policy/loss", 0.5}, {"policy/ratio_max", std::nan("")}},
                        {{"head.mode", "chunked"}});
   folder.write_metrics(2, {{"policy/loss", -1}}, {});
@@ -54,7 +54,7 @@ TEST_F(RunFolderTest, MetricsAreOneObjectALineAndNotANumberIsNull) {
 }
 
 TEST_F(RunFolderTest, CheckpointsAreCompleteOrNotThere) {
-  RunFolder folder(root_.string(), "", log_);
+  RunFolder folder(root_.string(), "auto", "", log_);
   const auto write_model = [](const std::string& to) { std::ofstream(fs::path(to) / "config.json") << "{}"; };
   EXPECT_THROW(folder.save_checkpoint(1, 2,
                                       [](const std::string& to) {
@@ -74,17 +74,40 @@ TEST_F(RunFolderTest, CheckpointsAreCompleteOrNotThere) {
 
 TEST_F(RunFolderTest, AFolderWithCheckpointsIsRefused) {
   {
-    RunFolder folder(root_.string(), "", log_);
+    RunFolder folder(root_.string(), "auto", "", log_);
     static_cast<void>(folder.save_checkpoint(1, 0, [](const std::string& /*to*/) {}));
   }
   try {
-    const RunFolder again(root_.string(), "", log_);
+    const RunFolder again(root_.string(), "auto", "", log_);
     FAIL() << "a used folder was accepted";
   } catch (const Error& e) {
     EXPECT_EQ(e.exit_code(), 2);
     EXPECT_NE(std::string(e.what()).find(root_.string()), std::string::npos);
     EXPECT_NE(e.hint().find("run.dir"), std::string::npos);
   }
+}
+
+TEST_F(RunFolderTest, AFolderInUseOrNotEmptyIsRefused) {
+  const auto refusal = [&](const std::string& resume) {
+    try {
+      const RunFolder folder(root_.string(), resume, "", log_);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.exit_code(), 2);
+      return std::string(e.what());
+    }
+    return std::string("accepted");
+  };
+  {
+    RunFolder folder(root_.string(), "never", "", log_);
+    folder.write_metrics(1, {{"policy/loss", 1}}, {});
+    EXPECT_NE(refusal("auto").find("in use"), std::string::npos);
+  }
+  EXPECT_NE(refusal("never").find("not empty"), std::string::npos);
+  EXPECT_EQ(refusal("auto"), "accepted");  // an earlier run without a checkpoint: its metrics are kept
+  EXPECT_NE(read(root_ / "metrics.previous.jsonl").find("policy/loss"), std::string::npos);
+  std::ofstream(root_.string() + "_file") << "x";
+  EXPECT_THROW(RunFolder::check_usable(root_.string() + "_file", "auto"), Error);
+  fs::remove(root_.string() + "_file");
 }
 
 }  // namespace

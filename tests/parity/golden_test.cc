@@ -45,6 +45,9 @@ const std::vector<Variant>& variants() {
       {"cpu", {}, {"remat.policy=none"}},
       {"remat", {"run.threads=1"}, {"remat.policy=full", "run.threads=1"}},
       {"ref", {}, {"run.device=ref"}},
+      // Packing must not change a value beyond rounding.
+      {"long_rows", {}, {"data.row_length=320", "data.rows_per_micro_batch=3", "data.segment_alignment=1"}},
+      {"padded_start", {}, {"data.row_length=512", "data.pad_position=start", "data.pad_alignment=64"}},
   };
   return all;
 }

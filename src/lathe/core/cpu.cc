@@ -1,9 +1,11 @@
 #include "lathe/core/cpu.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 
 #include <cpuid.h>
 #include <immintrin.h>
@@ -85,6 +87,22 @@ Isa chosen_isa() {
                  "unset LATHE_ISA or lower it");
   }
   return isa;
+}
+
+int64_t available_memory_bytes() {
+  int64_t available = 0;
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key;
+  std::string rest;
+  for (int64_t kilobytes = 0; meminfo >> key >> kilobytes && std::getline(meminfo, rest);) {
+    if (key == "MemAvailable:") available = kilobytes * 1024;
+  }
+  std::ifstream limit_file("/sys/fs/cgroup/memory.max");
+  std::ifstream used_file("/sys/fs/cgroup/memory.current");
+  int64_t limit = 0;
+  int64_t used = 0;
+  if (limit_file >> limit && used_file >> used) available = std::min(available, std::max<int64_t>(limit - used, 0));
+  return available;
 }
 
 bool has_native_bf16(Isa isa) {

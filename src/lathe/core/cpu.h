@@ -1,6 +1,7 @@
 // What this processor can do, and what the fast path uses of it.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace lathe {
@@ -18,6 +19,8 @@ struct CpuInfo {
 // The level to use: the best of this processor, lowered by the environment variable LATHE_ISA (never raised: asking for
 // more than the processor has is a config error).
 [[nodiscard]] Isa chosen_isa();
+// Bytes of memory that this machine, or this process's control group if that allows less, can still give.
+[[nodiscard]] int64_t available_memory_bytes();
 // True where bf16 products run natively at this level.
 [[nodiscard]] bool has_native_bf16(Isa isa);
 

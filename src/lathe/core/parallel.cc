@@ -2,8 +2,11 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <exception>
+#include <mutex>
 #include <new>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <sched.h>
@@ -66,6 +69,7 @@ class ThreadQueue final : public Queue {
          left = busy_.load(std::memory_order_acquire)) {
       wait_while(busy_, left);
     }
+    if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
   }
 
  private:
@@ -77,7 +81,13 @@ class ThreadQueue final : public Queue {
     for (;;) {
       const int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
       if (index >= count_) return;
-      task_(context_, index, thread);
+      try {
+        task_(context_, index, thread);
+      } catch (...) {  // NOLINT: thrown again by run(), when no thread uses the caller's context any more
+        const std::lock_guard lock(error_mutex_);
+        if (error_ == nullptr) error_ = std::current_exception();
+        next_.store(count_, std::memory_order_relaxed);
+      }
     }
   }
 
@@ -102,6 +112,8 @@ class ThreadQueue final : public Queue {
   std::atomic<int> busy_ = 0;
   std::atomic<uint64_t> round_ = 0;
   std::atomic<bool> stop_ = false;
+  std::mutex error_mutex_;
+  std::exception_ptr error_;  // the first one of the call
   std::vector<std::thread> workers_;
 };
 

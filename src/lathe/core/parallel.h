@@ -20,6 +20,7 @@ class Queue {
   [[nodiscard]] virtual int threads() const = 0;
   // Calls task(context, i, thread) for i in [0, count), each once, in any order, on any thread in [0,
   // threads()).
+  // What a task throws is thrown here, once all threads are done; tasks not begun are left out.
   virtual void run(int64_t count, Task task, void* context) = 0;
   // 64-byte aligned, kThreadWorkspaceBytes long, for the task that runs on `thread`; contents undefined.
   [[nodiscard]] virtual std::byte* thread_workspace(int thread) = 0;

@@ -1,5 +1,5 @@
-// One line of a rollout file to a trajectory. Everything wrong with it is a data error `file:line: key:
-// value, expected ...`.
+// One line of a rollout file to a trajectory. Everything wrong with it is a data error of this form:
+// `file:line: key: value, expected ...`.
 #pragma once
 
 #include <set>

@@ -79,7 +79,7 @@ class Engine {
   [[nodiscard]] StepResult result_of(std::future<StepResult>& update);
   double wait_for_device();
 
-  // Log-probs and entropies with the live weights (or those `reference` was loaded with); waits.
+  // Log-probs and entropies with the live weights; waits.
   [[nodiscard]] TokenScores score(std::shared_ptr<PreparedMicroBatch> prepared);
 
   // Waits, then the accumulated gradients divided by the step's denominator, before clipping.
@@ -94,7 +94,7 @@ class Engine {
   [[nodiscard]] ParameterStore& store() { return *store_; }
   // Decides which layers keep their activations for micro-batches of this shape, and says so once.
   void plan_remat(int64_t rows, int64_t row_length);
-  // For tests: the raw gradient sums on the device after waiting.
+  // Where kernels of this engine must run (tests look at device memory there).
   [[nodiscard]] DeviceThread& device_thread() { return *thread_; }
 
  private:

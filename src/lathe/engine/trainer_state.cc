@@ -1,11 +1,11 @@
 // What a checkpoint holds beside the model: moments, exact masters, counters.
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include <nlohmann/json.hpp>
 
 #include "lathe/engine/engine.h"
+#include "lathe/io/files.h"
 #include "lathe/io/safetensors.h"
 
 namespace lathe {
@@ -22,7 +22,7 @@ TensorToWrite f32_tensor(const std::string& name, const Shape& shape,
 
 void Engine::save_trainer_state(const std::string& to) {
   const std::filesystem::path folder = std::filesystem::path(to) / "trainer";
-  std::filesystem::create_directories(folder);
+  create_folders(folder.string());
   thread_->exclude_idle(true);
   thread_->run([&] {
     std::vector<TensorToWrite> tensors;
@@ -50,10 +50,7 @@ void Engine::save_trainer_state(const std::string& to) {
                                {"applied_steps", optimizer_->applied_steps()},
                                {"loss_window", optimizer_->loss_window().values()},
                                {"grad_norm_window", optimizer_->norm_window().values()}};
-    std::ofstream out(folder / "state.json");
-    out << state.dump(1) << '\n';
-    if (!out)
-      config_error((folder / "state.json").string(), "cannot be written", "check free space and permissions");
+    write_file_atomically((folder / "state.json").string(), state.dump(1) + "\n");
   });
   thread_->exclude_idle(false);
 }

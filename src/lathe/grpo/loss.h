@@ -3,10 +3,11 @@
 // metric. It returns sums and denominators; the engine divides once per optimizer step.
 //
 // Per token, with M = scored, of a sequence that is kept, and live, old and advantage finite:
-//   r = clip(live - old, +-20); gspo-token: the sequence's mean r by value, each token's own by gradient, at
-//   most 10 l = max(-A exp r, -A clip(exp r, 1 - epsilon, 1 + epsilon_high)); at most -epsilon_c A where A <
-//   0 l *= w, a constant: seq-mask-tis exp d where the sequence's exp(mean d) is in the band, else 0;
-//        sampler_is token min(exp d, threshold); 0 where there is no rollout log-prob
+//   r = clip(live - old, -20, 20); gspo-token: the sequence's mean r by value, each token's own by gradient,
+//       at most 10
+//   l = max(-A exp r, -A clip(exp r, 1 - epsilon, 1 + epsilon_high)); at most -epsilon_c A where A < 0
+//   l *= w, a constant: seq-mask-tis exp d where the sequence's exp(mean d) is in the band, else 0;
+//       sampler_is token min(exp d, threshold); 0 where there is no rollout log-prob
 //   sum = agg(l) + beta agg(KL(live, reference)) - entropy_coef agg(entropy)
 // agg: token-mean and the two sums add up tokens, sequence-mean-token-mean takes a sequence's mean,
 // token-scale divides by the norm. Dropped sequences (overlong, error gate) leave the denominator too; those

@@ -80,23 +80,28 @@ struct LossStats {
 
 // Metrics of one optimizer step from its pooled statistics and its denominator (step_denominator). Nothing
 // divides by 0: without tokens differences are 0, ratios and weights 1.
-//   policy/loss               objective / denominator (policy + beta KL - entropy_coef entropy)
-//   policy/pg_loss, policy/kl_loss, policy/entropy   the three terms / denominator
-//   policy/clip_frac          tokens with a binding clip / tokens in the loss; _low and _high split it by
-//   side policy/clip_frac_dual     tokens at the dual clip / tokens in the loss policy/approx_kl mean of old
-//   - live;  policy/ref_kl  mean KL to the reference policy/ratio_mean, _max, _min,
-//   policy/log_ratio_abs_mean, policy/unclipped_mean, policy/clipped_mean policy/active_sequences   sequences
-//   with a token in the loss adv/abs_mean, _max, _min, _nonzero_frac   over tokens in the loss mismatch/kl,
-//   abs_mean, prob_error   means of exp(d) - d - 1, |d|, exp |d| mismatch/clipped_frac     scored tokens
-//   whose weight was capped or set to 0 / scored tokens mismatch/kept_frac        sequences the gates keep /
-//   sequences with a scored token mismatch/tokens           tokens with a gap;  mismatch/mean  mean d;
-//   mismatch/abs_max mismatch/ratio_mean, _max, _min      exp d mismatch/outlier_frac, outliers_per_seq   |d|
-//   > 10 mismatch/seq_ratio_mean, _max, _min  exp of a sequence's mean d mismatch/seq_error_mean, _max the
-//   error gate's mean of exp |d| per sequence mismatch/outside_band_frac           kept sequences outside the
-//   band mismatch/weight_mean, _min           weights over tokens in the loss mismatch/scored_tokens_per_seq
-// and, when there is a gap, mismatch/hist_frac/i and hist_mass/i (15 bins of d, masses add up to
-// mismatch/mean), mismatch/pos_signed/i and pos_absmean/i (8 parts of a sequence), mismatch/conf_signed/i and
-// conf_frac/i (4 bins).
+//   policy/loss                    objective / denominator (policy + beta KL - entropy_coef entropy)
+//   policy/pg_loss, kl_loss, entropy   the three terms / denominator
+//   policy/clip_frac               tokens with a binding clip / tokens in the loss; _low, _high split it by side
+//   policy/clip_frac_dual          tokens at the dual clip / tokens in the loss
+//   policy/approx_kl               mean of old - live
+//   policy/ref_kl                  mean KL to the reference
+//   policy/ratio_mean, _max, _min; policy/log_ratio_abs_mean; policy/unclipped_mean, clipped_mean
+//   policy/active_sequences        sequences with a token in the loss
+//   adv/abs_mean, max, min, nonzero_frac   over tokens in the loss
+//   mismatch/kl, abs_mean, prob_error      means of exp(d) - d - 1, |d|, exp |d|
+//   mismatch/clipped_frac          scored tokens whose weight was capped or set to 0 / scored tokens
+//   mismatch/kept_frac             sequences the gates keep / sequences with a scored token
+//   mismatch/tokens, mean, abs_max         tokens with a gap; mean d; largest |d|
+//   mismatch/ratio_mean, _max, _min        exp d
+//   mismatch/outlier_frac, outliers_per_seq    |d| > 10
+//   mismatch/seq_ratio_mean, _max, _min    exp of a sequence's mean d
+//   mismatch/seq_error_mean, _max  the error gate's mean of exp |d| per sequence
+//   mismatch/outside_band_frac     kept sequences outside the band
+//   mismatch/weight_mean, _min     weights over tokens in the loss
+//   mismatch/scored_tokens_per_seq
+// and, when there is a gap, mismatch/hist_frac/i and hist_mass/i (15 bins of d, masses add up to mismatch/mean),
+// pos_signed/i and pos_absmean/i (8 parts of a sequence), conf_signed/i and conf_frac/i (4 bins).
 [[nodiscard]] std::map<std::string, double> loss_metrics(const GrpoConfig& config, const LossStats& stats,
                                                          double denominator);
 

@@ -43,6 +43,14 @@ size_t read_some(const Descriptor& file, const std::string& path, char* to, size
   }
 }
 
+[[noreturn]] void write_error(const std::string& path, const char* action, int code) {
+  const std::string what = fmt::format("cannot be {}: {}", action, system_words(code));
+  if (code == ENOSPC || code == EDQUOT) {
+    retryable_error(path, what, "free some space, then run the same command again");
+  }
+  config_error(path, what, "choose a place that you may write to");
+}
+
 int open_to_read(const std::string& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0 && errno == ENOENT) model_error(path, "no such file");
@@ -64,12 +72,7 @@ AtomicFileWriter::~AtomicFileWriter() {
 }
 
 void AtomicFileWriter::fail(const char* action) const {
-  const int code = errno;
-  if (code == ENOSPC || code == EDQUOT) {
-    retryable_error(path_, fmt::format("cannot be {}: {}", action, system_words(code)),
-                    "free some space, then run the same command again");
-  }
-  model_error(path_, fmt::format("cannot be {}: {}", action, system_words(code)));
+  write_error(path_, action, errno);
 }
 
 void AtomicFileWriter::write(const void* data, size_t bytes) {
@@ -105,6 +108,24 @@ void copy_file_atomically(const std::string& from, const std::string& to) {
   while (const size_t got = read_some(source, from, buffer.data(), buffer.size()))
     writer.write(buffer.data(), got);
   writer.commit();
+}
+
+void create_folders(const std::string& path) {
+  std::error_code code;
+  std::filesystem::create_directories(path, code);
+  if (code) write_error(path, "created", code.value());
+}
+
+void rename_path(const std::string& from, const std::string& to) {
+  std::error_code code;
+  std::filesystem::rename(from, to, code);
+  if (code) write_error(to, "renamed into place", code.value());
+}
+
+void remove_path(const std::string& path) {
+  std::error_code code;
+  std::filesystem::remove_all(path, code);
+  if (code) write_error(path, "removed", code.value());
 }
 
 void sync_folder(const std::string& path) {

@@ -1,7 +1,7 @@
 // Files as the rest of the project writes and reads them: whole or not at all. A writer writes beside the
 // target, flushes to disk and renames; what it has written so far is removed when it is destroyed without
-// commit(). Errors: a full disk (or quota) is a retryable error, anything else a model error with the path
-// and the system's words.
+// commit(). Errors of writing: a full disk (or quota) is a retryable error, anything else a config error (the
+// path was the user's choice) with the path and the system's words. Errors of reading are model errors.
 #pragma once
 
 #include <cstddef>
@@ -33,6 +33,10 @@ class AtomicFileWriter {
 void write_file_atomically(const std::string& path, std::string_view text);
 // The bytes of `from` (links are followed) as `to`, as above.
 void copy_file_atomically(const std::string& from, const std::string& to);
+// Creates a folder and its parents, renames, removes with all it holds (nothing there is fine); errors as above.
+void create_folders(const std::string& path);
+void rename_path(const std::string& from, const std::string& to);
+void remove_path(const std::string& path);
 // Flushes a folder's list of names to disk.
 void sync_folder(const std::string& path);
 

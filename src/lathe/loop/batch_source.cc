@@ -43,9 +43,8 @@ void BatchSource::read_file() {
     log_.info("all {} rollout files are used: epoch {} begins", files_.size(), epoch_ + 1);
   }
   RolloutFile file = read_rollouts(files_[next_file_++], options_);
-  for (const std::string& warning : file.warnings) log_.warning("{}: {}", file.path, warning);
-  if (file.trajectories.empty()) {
-    data_error(file.path, "no trajectories", "a step needs at least one line; see docs/rollouts.md");
+  for (const std::string& warning : file.warnings) {
+    if (warned_.insert(warning).second) log_.warning("{}: {}", file.path, warning);
   }
   for (auto& trajectories : split_by_groups(std::move(file.trajectories), trajectories_per_step_)) {
     pending_.push_back({file.path, std::move(trajectories), std::exchange(file.bad_lines, 0), epoch_});

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,8 @@ class BatchSource {
               Log& log);
 
   [[nodiscard]] StepBatch next();
+  // False when next() would begin again with the first file.
+  [[nodiscard]] bool has_next_of_epoch() const { return !pending_.empty() || next_file_ < files_.size(); }
   [[nodiscard]] const std::vector<std::string>& files() const { return files_; }
 
  private:
@@ -36,6 +39,7 @@ class BatchSource {
   Log& log_;
   size_t next_file_ = 0;
   int64_t epoch_ = 0;
+  std::set<std::string> warned_;  // each warning is given once a run
   std::vector<StepBatch> pending_;  // batches of the current file, last first
 };
 

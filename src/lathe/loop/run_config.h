@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -40,7 +39,6 @@ struct HeadSection {
 
 struct RematSection {
   std::string policy = "auto";                 // auto, full, none
-  std::map<std::string, std::string> tensors;  // named tensor -> keep or recompute
 };
 
 struct MoeSection {

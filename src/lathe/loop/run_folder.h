@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,10 +18,12 @@ using Metric = std::pair<std::string, double>;
 
 class RunFolder {
  public:
-  // Creates the folder. Config errors: not writable, or it holds a run already.
-  RunFolder(const std::string& path, const std::string& resolved_config, Log& log);
+  // Config errors of run.dir, found without writing anything: it holds a run with checkpoints, is a file, is not
+  // writable, or is not empty though `resume` is never.
+  static void check_usable(const std::string& path, const std::string& resume);
+  // The same checks, then creates the folder and locks it; one that another process holds is a config error.
+  RunFolder(const std::string& path, const std::string& resume, const std::string& resolved_config, Log& log);
 
-  [[nodiscard]] const std::string& path() const { return path_; }
   // First line of metrics.jsonl carries `notes` too: the choices behind `auto` values.
   void write_metrics(int64_t step, const std::vector<Metric>& metrics,
                      const std::vector<std::pair<std::string, std::string>>& notes);
@@ -31,8 +34,20 @@ class RunFolder {
                               const std::function<void(const std::string& folder)>& fill);
 
  private:
+  class Lock {
+   public:
+    explicit Lock(const std::string& folder);
+    ~Lock();
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+   private:
+    int descriptor_;
+  };
+
   std::string path_;
   Log& log_;
+  std::unique_ptr<Lock> lock_;
   std::ofstream metrics_;
 };
 

@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 
 #include "lathe/core/error.h"
 #include "lathe/data/rollouts.h"
+#include "lathe/io/files.h"
 #include "lathe/loop/setup.h"
 
 namespace lathe {
-namespace fs = std::filesystem;
 namespace {
 
 struct LineScores {
@@ -35,22 +33,12 @@ int64_t scoring_row_length(const RunConfig& config, const RolloutFile& file) {
 }
 
 void write_scores(const std::string& out, const RolloutFile& file, const std::vector<LineScores>& scores) {
-  const fs::path beside = out + ".tmp";
-  {
-    std::ofstream stream(beside, std::ios::binary);
-    if (!stream)
-      config_error("--out", fmt::format("'{}' cannot be opened for writing", out), "choose a writable path");
-    for (size_t i = 0; i < scores.size(); ++i) {
-      stream << scored_line(file.text[i], scores[i].logprobs, scores[i].entropy) << '\n';
-    }
-    stream.flush();
-    if (!stream) {
-      std::error_code ignored;
-      fs::remove(beside, ignored);
-      retryable_error(out, "cannot be written", "is the disk full?");
-    }
+  AtomicFileWriter writer(out);
+  for (size_t i = 0; i < scores.size(); ++i) {
+    const std::string line = scored_line(file.text[i], scores[i].logprobs, scores[i].entropy) + "\n";
+    writer.write(line.data(), line.size());
   }
-  fs::rename(beside, out);
+  writer.commit();
 }
 
 ScoreSummary summarize(const RolloutFile& file, const std::vector<LineScores>& scores) {
@@ -92,7 +80,6 @@ ScoreSummary score(const RunConfig& config, const std::string& rollouts, const s
   reading.keep_text = true;
   const RolloutFile file = read_rollouts(rollouts, reading);
   for (const std::string& warning : file.warnings) log.warning("{}: {}", file.path, warning);
-  if (file.trajectories.empty()) data_error(rollouts, "no trajectories", "scoring needs at least one line");
 
   PackingOptions packing = packing_options(config);
   packing.row_length = scoring_row_length(config, file);
@@ -101,6 +88,7 @@ ScoreSummary score(const RunConfig& config, const std::string& rollouts, const s
   batching.score_all_completion_tokens = true;
   batching.file = file.path;
 
+  check_routed_experts(file.trajectories, batching);
   EngineOptions options = engine_options(config, device_settings, &notes);
   options.frozen = true;
   options.trainable.clear();

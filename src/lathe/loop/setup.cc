@@ -2,17 +2,7 @@
 
 #include <algorithm>
 
-#include <unistd.h>
-
 namespace lathe {
-namespace {
-
-int64_t free_memory_bytes() {
-  return static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
-}
-
-}  // namespace
-
 DeviceOptions device_options(const RunConfig& config, Notes* notes) {
   DeviceOptions options;
   options.name = config.run.device;
@@ -57,7 +47,7 @@ EngineOptions engine_options(const RunConfig& config, const DeviceOptions& devic
                                                   : RematPolicy::kAuto;
   options.memory_budget = config.run.memory_budget > 0
                               ? config.run.memory_budget
-                              : static_cast<int64_t>(0.7 * static_cast<double>(free_memory_bytes()));
+                              : static_cast<int64_t>(0.7 * static_cast<double>(available_memory_bytes()));
   options.max_inflight = static_cast<int>(config.engine.max_inflight);
   return options;
 }

@@ -55,6 +55,7 @@ class Trainer {
   std::unique_ptr<Engine> reference_;
   std::unique_ptr<RunFolder> folder_;
   std::vector<Prepared> repeated_;  // micro-batches of a batch with several iterations
+  StepData first_;
   StepData repeated_data_;
   double data_s_ = 0;  // host seconds of the batch being built
   double startup_s_ = -1;
@@ -84,6 +85,9 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
       batching_(micro_batch_options(config, model_.config)),
       device_(device_options_),
       communicator_(make_solo_communicator()) {
+  // What can be refused is refused before the weights are read.
+  RunFolder::check_usable(config.run.dir, config.run.resume);
+  first_ = next_data();
   const EngineOptions engine = engine_options(config, device_options_, &notes_);
   engine_ = std::make_unique<Engine>(device_, *communicator_, model_.config, model_.layout, engine, log_);
   engine_->load(*model_.folder);
@@ -140,7 +144,7 @@ SubmittedStep Trainer::submit(StepData data) {
     engine_->write_gradients(options_.gradients_out);
     gradients_written_ = true;
   }
-  return {std::move(data.metrics), data.trained_tokens, data.reward_mean, data_s_, engine_->update()};
+  return {std::move(data.metrics), data.trained_tokens, data.reward_mean, std::exchange(data_s_, 0), engine_->update()};
 }
 
 void Trainer::report(SubmittedStep& submitted) {
@@ -194,14 +198,21 @@ void Trainer::save() {
 }
 
 void Trainer::dry_run() {
-  const StepData data = next_data();
+  // Every batch that the run would use is read, checked and packed; the first one is shown.
+  const int64_t needed = (config_.run.steps + config_.grpo.num_iterations - 1) / config_.grpo.num_iterations;
+  const StepData data = std::move(first_);
+  int64_t batches = 1;
+  int64_t tokens = data.trained_tokens;
+  for (; batches < needed && source_.has_next_of_epoch(); ++batches) tokens += next_data().trained_tokens;
   engine_->plan_remat(config_.data.rows_per_micro_batch, config_.data.row_length);
   print_(fmt::format("model: {} ({}), {} layers, {} tensors read, {} passed through", config_.model.path,
                      model_.config.family, model_.config.num_layers(), model_.layout.hf_tensors.size(),
                      model_.layout.passthrough.size()));
   print_(fmt::format("trains: {} of {} tensors", engine_->store().trained_tensors().size(),
                      model_.layout.hf_tensors.size()));
-  print_(fmt::format("rollouts: {} file(s), first {}", source_.files().size(), data.file));
+  print_(fmt::format("rollouts: {} file(s), {} batch(es) of the run checked, {} tokens to train on", source_.files().size(),
+                     batches, tokens));
+  print_(fmt::format("first batch: {}", data.file));
   for (const auto& [name, value] : data.metrics) print_(fmt::format("  {}: {:.6g}", name, value));
   print_(fmt::format("plan: {} steps of {} micro-batches ({} x {} tokens)", config_.run.steps,
                      data.micro_batches.size(), config_.data.rows_per_micro_batch, config_.data.row_length));
@@ -219,8 +230,8 @@ void Trainer::dry_run() {
 }
 
 int Trainer::run() {
-  StepData next = next_data();  // before the run folder is touched: everything of the first step is checked
-  folder_ = std::make_unique<RunFolder>(config_.run.dir, options_.resolved_config, log_);
+  StepData next = std::move(first_);
+  folder_ = std::make_unique<RunFolder>(config_.run.dir, config_.run.resume, options_.resolved_config, log_);
   for (const auto& [key, choice] : notes_) log_.info("{}: {}", key, choice);
   last_report_ = steady_seconds();
   std::optional<SubmittedStep> pending;

@@ -19,7 +19,7 @@ struct TrainOptions {
   double process_start_s = 0;   // of a steady clock, for time/startup_s
 };
 
-// Returns the exit code: 0 done, 75 stopped early with a checkpoint. Errors are thrown. The result that belongs on stdout
+// Returns the exit code 0. Errors are thrown; those that come after finished steps leave a checkpoint of them. The result that belongs on stdout
 // is passed to `print` a line at a time.
 [[nodiscard]] int train(const RunConfig& config, const TrainOptions& options, Log& log,
                         const std::function<void(const std::string& line)>& print);

@@ -39,6 +39,10 @@ constexpr std::array<Family, 6> kFamilies = {{
 constexpr int64_t kMaxWidth = int64_t{1} << 20;
 constexpr int64_t kMaxVocabulary = int64_t{1} << 26;
 constexpr int64_t kMaxCount = int64_t{1} << 15;  // layers, heads, experts
+// What the kernels' tiles hold.
+constexpr int64_t kMaxHeadDim = 1024;
+constexpr int64_t kMaxDeltaRuleDim = 384;
+constexpr int64_t kMaxConvTaps = 16;
 
 class ConfigReader {
  public:
@@ -177,7 +181,7 @@ void ConfigReader::read_sizes() {
     refuse("hidden_size",
            fmt::format("{} is not a multiple of num_attention_heads {}", config_.hidden_size, heads));
   }
-  config_.head_dim = integer("head_dim", 1, kMaxCount,
+  config_.head_dim = integer("head_dim", 1, kMaxHeadDim,
                              family_->head_dim != 0 ? family_->head_dim : config_.hidden_size / heads);
   config_.rms_norm_eps =
       number(find("rms_norm_eps"), "rms_norm_eps", 1e-6, std::numeric_limits<double>::min(), 1.0);
@@ -253,9 +257,9 @@ void ConfigReader::read_rope() {
 void ConfigReader::read_linear_attention() {
   config_.linear_num_key_heads = integer("linear_num_key_heads", 1, kMaxCount, 16);
   config_.linear_num_value_heads = integer("linear_num_value_heads", 1, kMaxCount, 32);
-  config_.linear_key_head_dim = integer("linear_key_head_dim", 1, kMaxCount, 128);
-  config_.linear_value_head_dim = integer("linear_value_head_dim", 1, kMaxCount, 128);
-  config_.linear_conv_kernel_dim = integer("linear_conv_kernel_dim", 1, 64, 4);
+  config_.linear_key_head_dim = integer("linear_key_head_dim", 1, kMaxDeltaRuleDim, 128);
+  config_.linear_value_head_dim = integer("linear_value_head_dim", 1, kMaxDeltaRuleDim, 128);
+  config_.linear_conv_kernel_dim = integer("linear_conv_kernel_dim", 1, kMaxConvTaps, 4);
   if (config_.linear_num_value_heads % config_.linear_num_key_heads != 0) {
     refuse("linear_num_value_heads",
            fmt::format("{} is not a multiple of linear_num_key_heads {}", config_.linear_num_value_heads,
