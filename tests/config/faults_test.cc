@@ -31,7 +31,7 @@ TEST_F(Faults, TypesAndRangesSayValueAndExpectation) {
   EXPECT_EQ(problems_of("optimizer:\n  beta1: 1.0\n"),
             "run.yaml:7: optimizer.beta1 must be a number in [0, 1), got 1.0");
   EXPECT_EQ(problems_of("optimizer:\n  eps: .nan\n"),
-            "run.yaml:7: optimizer.eps must be a number > 0, got '.nan'");
+            "run.yaml:7: optimizer.eps must be a number >= 1e-30, got '.nan'");
   EXPECT_EQ(problems_of("grpo:\n  entropy_coef: nan\n"),
             "run.yaml:7: grpo.entropy_coef must be a number, got 'nan'");
   EXPECT_EQ(problems_of("", {"optimizer.learning_rate=inf"}),
@@ -127,7 +127,7 @@ TEST_F(Faults, MissingOptionsAreAllNamed) {
 TEST_F(Faults, AllProblemsAtOnceUpToTwenty) {
   EXPECT_EQ(problems_of("  max_segment: 1\noptimizer:\n  eps: 0\n", {"mesh.data=2"}),
             "run.yaml:6: unknown option 'data.max_segment' / did you mean 'data.max_segments'?\n"
-            "run.yaml:8: optimizer.eps must be a number > 0, got 0\n"
+            "run.yaml:8: optimizer.eps must be a number >= 1e-30, got 0\n"
             "--set: mesh.data = 2 needs 2 ranks, this run has 1 / several ranks are not built in this "
             "version: leave "
             "every axis of the mesh at 1");

@@ -2,13 +2,11 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
+#include <stdexcept>
 #include <vector>
 
 #include <gtest/gtest.h>
-
-#include <stdexcept>
-
-#include <memory>
 
 namespace lathe {
 namespace {

@@ -170,7 +170,7 @@ TEST(Safetensors, LeavesNothingHalfWritten) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
   const std::string missing = folder / "none/m.safetensors";
   EXPECT_NE(
-      error_of(ErrorKind::kModel, [&] { write_safetensors(missing, {}, {}); }).find("cannot be created"),
+      error_of(ErrorKind::kConfig, [&] { write_safetensors(missing, {}, {}); }).find("cannot be created"),
       std::string::npos);
 }
 

@@ -142,6 +142,7 @@ void refuse_several_ranks() {
 
 void check_output_file(const char* option, const std::string& path) {
   namespace fs = std::filesystem;
+  if (path.empty()) config_error(option, "'' is not a path", "give the path of a file");
   std::error_code error;
   const fs::path folder = fs::absolute(path).parent_path();
   if (fs::is_directory(path, error))

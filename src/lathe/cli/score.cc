@@ -7,6 +7,7 @@
 
 #include "lathe/cli/commands.h"
 #include "lathe/config/load.h"
+#include "lathe/core/error.h"
 
 namespace lathe {
 namespace {
@@ -30,6 +31,7 @@ struct ScoreArguments {
 int run_score(const ScoreArguments& arguments, CommandContext& context) {
   refuse_several_ranks();
   LoadedConfig loaded = load_score_config(arguments.sets);
+  if (arguments.model.empty()) config_error("--model", "'' is not a path", "give a model folder");
   loaded.config.model.path = std::filesystem::absolute(arguments.model).lexically_normal().string();
   check_output_file("--out", arguments.out);
   std::vector<std::string> warnings;  // logged when the model is opened

@@ -169,7 +169,7 @@ void add_optimizer(std::vector<Option>* table) {
               "decay of the first moment");
   rows.number("beta2", &OptimizerConfig::beta2, {.low = 0, .high = 1, .high_open = true},
               "decay of the second moment");
-  rows.number("eps", &OptimizerConfig::eps, above(0), "added to the root of the second moment");
+  rows.number("eps", &OptimizerConfig::eps, at_least(1e-30), "added to the root of the second moment");
   rows.number("weight_decay", &OptimizerConfig::weight_decay, at_least(0), "decoupled weight decay");
   rows.regexes("weight_decay_exclude", &OptimizerConfig::weight_decay_exclude,
                "tensors in whose Hugging Face name one of these is found do not decay")

@@ -101,7 +101,8 @@ int64_t available_memory_bytes() {
   std::ifstream used_file("/sys/fs/cgroup/memory.current");
   int64_t limit = 0;
   int64_t used = 0;
-  if (limit_file >> limit && used_file >> used) available = std::min(available, std::max<int64_t>(limit - used, 0));
+  if (limit_file >> limit && used_file >> used)
+    available = std::min(available, std::max<int64_t>(limit - used, 0));
   return available;
 }
 

@@ -137,6 +137,23 @@ class Builder {
   MicroBatch out_;
 };
 
+// No expert twice for one token and layer.
+void check_choices(const RoutedExperts& routed, const std::string& where, const char* hint) {
+  std::vector<int16_t> choices(static_cast<size_t>(routed.top_k));
+  for (auto row = routed.data.begin(); row != routed.data.end(); row += routed.top_k) {
+    std::copy(row, row + routed.top_k, choices.begin());
+    std::sort(choices.begin(), choices.end());
+    const auto same = std::adjacent_find(choices.begin(), choices.end(),
+                                         [](int16_t a, int16_t b) { return a >= 0 && a == b; });
+    if (same == choices.end()) continue;
+    const int64_t index = (row - routed.data.begin()) / routed.top_k;
+    data_error(where,
+               fmt::format("routed_experts[{}][{}]: expert {} twice, expected distinct experts",
+                           index / routed.layers, index % routed.layers, *same),
+               hint);
+  }
+}
+
 void check_routing(const Trajectory& t, const MicroBatchOptions& options) {
   const RoutedExperts& routed = *t.routed_experts;
   const std::string where = fmt::format("{}:{}", options.file, t.line);
@@ -150,9 +167,12 @@ void check_routing(const Trajectory& t, const MicroBatchOptions& options) {
   }
   const auto found = std::find_if(routed.data.begin(), routed.data.end(),
                                   [&](int16_t expert) { return expert < -1 || expert >= options.experts; });
-  if (found == routed.data.end()) return;
-  const int64_t offset = found - routed.data.begin();
   const int64_t per_token = routed.layers * routed.top_k;
+  if (found == routed.data.end()) {
+    check_choices(routed, where, hint);
+    return;
+  }
+  const int64_t offset = found - routed.data.begin();
   data_error(
       where,
       fmt::format("routed_experts[{}][{}][{}]: {}, expected -1 or an expert in [0, {})", offset / per_token,

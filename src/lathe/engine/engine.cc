@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <utility>
 
 #include "lathe/head/log_prob_head.h"
@@ -182,13 +183,9 @@ void Engine::run_fwd_bwd(const PreparedMicroBatch& prepared) {
   step.stats.add(loss.stats);
   loss_sum_ += loss.sum;
   denominator_sum_ += loss.denom;
-  for (const ExpertCounts& count : counts) {
-    int64_t total = 0;
-    for (const int64_t c : count) total += c;
-    if (total == 0) continue;
-    const double mean = static_cast<double>(total) / static_cast<double>(count.size());
-    step.moe_max_load = std::max(step.moe_max_load,
-                                 static_cast<double>(*std::max_element(count.begin(), count.end())) / mean);
+  expert_counts_.resize(counts.size(), ExpertCounts(static_cast<size_t>(config_.num_experts), 0));
+  for (size_t layer = 0; layer < counts.size(); ++layer) {
+    for (size_t e = 0; e < counts[layer].size(); ++e) expert_counts_[layer][e] += counts[layer][e];
   }
   std::vector<int64_t> lengths(static_cast<size_t>(prepared.host.sequences()), 0);
   for (int64_t t = 0, sequence = -1; t < prepared.host.tokens(); ++t) {
@@ -206,6 +203,23 @@ void Engine::fwd_bwd(std::shared_ptr<PreparedMicroBatch> prepared) {
   thread_->submit([this, prepared = std::move(prepared)] { run_fwd_bwd(*prepared); });
 }
 
+namespace {
+
+// Largest tokens per expert over their mean, over the MoE layers.
+double largest_load(const std::vector<ExpertCounts>& layers) {
+  double largest = 0;
+  for (const ExpertCounts& count : layers) {
+    int64_t total = 0;
+    for (const int64_t c : count) total += c;
+    if (total == 0) continue;
+    const double mean = static_cast<double>(total) / static_cast<double>(count.size());
+    largest = std::max(largest, static_cast<double>(*std::max_element(count.begin(), count.end())) / mean);
+  }
+  return largest;
+}
+
+}  // namespace
+
 StepResult Engine::run_update(int64_t step) {
   const double start = steady_seconds();
   std::array<double, 3> sums{loss_sum_, denominator_sum_, accumulated_.stats.active_sequences};
@@ -215,6 +229,7 @@ StepResult Engine::run_update(int64_t step) {
   result.denominator = step_denominator(options_.grpo, sums[1], sums[2]);
   result.loss = result.denominator > 0 ? sums[0] / result.denominator : 0;
   result.update = optimizer_->update(step - 1, result.denominator, result.loss);
+  result.moe_max_load = largest_load(std::exchange(expert_counts_, {}));
   loss_sum_ = 0;
   denominator_sum_ = 0;
   store_->clear_gradients();
@@ -267,6 +282,19 @@ void Engine::write_gradients(const std::string& path) {
           if (store_->parameters()[parameter].trains()) store_->read_gradient(parameter, scale, to);
         },
         [&](const std::string& tensor) { return store_->tensor_trains(tensor); });
+  });
+}
+
+void Engine::check_finite_weights() {
+  thread_->run([&] {
+    for (const Parameter& parameter : store_->parameters()) {
+      if (!parameter.trains()) continue;
+      if (std::isfinite(device_.kernels.sum_of_squares(*device_.queue, parameter.master))) continue;
+      model_error(fmt::format("step {}", step_),
+                  fmt::format("the weights of {} are not finite any more: nothing is saved",
+                              parameter.spec->slices.front().tensor),
+                  "lower optimizer.learning_rate, or look at optimizer.eps and weight_decay");
+    }
   });
 }
 

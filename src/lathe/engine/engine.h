@@ -55,7 +55,7 @@ struct StepResult {
   double fwd_bwd_s = 0;  // device time
   double update_s = 0;
   double idle_s = 0;  // device without queued work between the end of one update and the end of the next
-  double moe_max_load = 0;  // largest tokens-per-expert over its mean, over MoE layers and micro-batches
+  double moe_max_load = 0;  // largest tokens-per-expert over its mean, over MoE layers
   double flops = 0;         // model FLOPs by the definition of perf/model_flops_per_s
 };
 
@@ -84,6 +84,8 @@ class Engine {
 
   // Waits, then the accumulated gradients divided by the step's denominator, before clipping.
   void write_gradients(const std::string& path);
+  // Waits; a model error names the first tensor that trains and is not finite.
+  void check_finite_weights();
   // Waits, then writes a model folder into `to` (exists) in the layout of `source`.
   void export_to(const HfFolder& source, const std::string& to);
   // Waits, then writes the optimizer's state into `to`/trainer (created).
@@ -121,8 +123,9 @@ class Engine {
   std::unique_ptr<Decoder> decoder_;
   std::vector<bool> keep_all_;
   std::string remat_choice_;
-  int64_t step_ = 0;        // updates submitted
-  StepResult accumulated_;  // of the step in progress; device thread
+  int64_t step_ = 0;                         // updates submitted
+  std::vector<ExpertCounts> expert_counts_;  // of the step in progress, per MoE layer
+  StepResult accumulated_;                   // of the step in progress; device thread
   double loss_sum_ = 0;
   double denominator_sum_ = 0;
   std::unique_ptr<DeviceThread> thread_;  // last: stops before what its work uses is gone

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -61,14 +62,17 @@ int open_to_read(const std::string& path) {
 }  // namespace
 
 AtomicFileWriter::AtomicFileWriter(const std::string& path) : path_(path), partial_path_(path + ".partial") {
-  descriptor_ = ::open(partial_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  struct stat status {};
+  if (::stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) partial_path_ = path_;
+  const int create = partial_path_ == path_ ? 0 : O_CREAT | O_TRUNC;
+  descriptor_ = ::open(partial_path_.c_str(), O_WRONLY | create | O_CLOEXEC, 0644);
   if (descriptor_ < 0) fail("created");
 }
 
 AtomicFileWriter::~AtomicFileWriter() {
   if (descriptor_ < 0) return;
   ::close(descriptor_);
-  ::unlink(partial_path_.c_str());
+  if (partial_path_ != path_) ::unlink(partial_path_.c_str());
 }
 
 void AtomicFileWriter::fail(const char* action) const {
@@ -87,6 +91,10 @@ void AtomicFileWriter::write(const void* data, size_t bytes) {
 }
 
 void AtomicFileWriter::commit() {
+  if (partial_path_ == path_) {
+    ::close(std::exchange(descriptor_, -1));
+    return;
+  }
   if (::fsync(descriptor_) != 0) fail("flushed to disk");
   if (::rename(partial_path_.c_str(), path_.c_str()) != 0) fail("renamed into place");
   ::close(descriptor_);

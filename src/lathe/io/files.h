@@ -1,6 +1,6 @@
 // Files as the rest of the project writes and reads them: whole or not at all. A writer writes beside the
 // target, flushes to disk and renames; what it has written so far is removed when it is destroyed without
-// commit(). Errors of writing: a full disk (or quota) is a retryable error, anything else a config error (the
+// commit(). A path that is a device or a pipe is written to directly. Errors of writing: a full disk (or quota) is a retryable error, anything else a config error (the
 // path was the user's choice) with the path and the system's words. Errors of reading are model errors.
 #pragma once
 

@@ -39,7 +39,7 @@ class BatchSource {
   Log& log_;
   size_t next_file_ = 0;
   int64_t epoch_ = 0;
-  std::set<std::string> warned_;  // each warning is given once a run
+  std::set<std::string> warned_;    // each warning is given once a run
   std::vector<StepBatch> pending_;  // batches of the current file, last first
 };
 

@@ -38,7 +38,7 @@ struct HeadSection {
 };
 
 struct RematSection {
-  std::string policy = "auto";                 // auto, full, none
+  std::string policy = "auto";  // auto, full, none
 };
 
 struct MoeSection {

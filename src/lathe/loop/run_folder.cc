@@ -1,9 +1,9 @@
 #include "lathe/loop/run_folder.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 
@@ -62,7 +62,8 @@ RunFolder::Lock::~Lock() {
 
 void RunFolder::check_usable(const std::string& path, const std::string& resume) {
   const fs::path folder(path);
-  if (file_exists((folder / "checkpoints" / "latest").string())) {
+  if (file_exists((folder / "checkpoints" / "latest").string()) ||
+      !complete_steps(folder / "checkpoints").empty()) {
     config_error("run.dir",
                  fmt::format("'{}' holds a run with checkpoints, and this version cannot resume one", path),
                  "choose another run.dir or remove the folder");
@@ -100,7 +101,8 @@ RunFolder::RunFolder(const std::string& path, const std::string& resume, const s
     log_.info("the run begins again; the metrics of the one before are in metrics.previous.jsonl");
   }
   metrics_.open(metrics, std::ios::trunc);
-  if (!metrics_) config_error(metrics, "cannot be opened for writing", "choose a run.dir that you may write to");
+  if (!metrics_)
+    config_error(metrics, "cannot be opened for writing", "choose a run.dir that you may write to");
 }
 
 void RunFolder::write_metrics(int64_t step, const std::vector<Metric>& metrics,

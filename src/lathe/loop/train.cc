@@ -144,7 +144,8 @@ SubmittedStep Trainer::submit(StepData data) {
     engine_->write_gradients(options_.gradients_out);
     gradients_written_ = true;
   }
-  return {std::move(data.metrics), data.trained_tokens, data.reward_mean, std::exchange(data_s_, 0), engine_->update()};
+  return {std::move(data.metrics), data.trained_tokens, data.reward_mean, std::exchange(data_s_, 0),
+          engine_->update()};
 }
 
 void Trainer::report(SubmittedStep& submitted) {
@@ -188,6 +189,7 @@ void Trainer::report(SubmittedStep& submitted) {
 }
 
 void Trainer::save() {
+  engine_->check_finite_weights();
   const std::string where =
       folder_->save_checkpoint(engine_->step(), config_.run.keep, [this](const std::string& to) {
         engine_->export_to(*model_.folder, to);
@@ -210,8 +212,8 @@ void Trainer::dry_run() {
                      model_.layout.passthrough.size()));
   print_(fmt::format("trains: {} of {} tensors", engine_->store().trained_tensors().size(),
                      model_.layout.hf_tensors.size()));
-  print_(fmt::format("rollouts: {} file(s), {} batch(es) of the run checked, {} tokens to train on", source_.files().size(),
-                     batches, tokens));
+  print_(fmt::format("rollouts: {} file(s), {} batch(es) of the run checked, {} tokens to train on",
+                     source_.files().size(), batches, tokens));
   print_(fmt::format("first batch: {}", data.file));
   for (const auto& [name, value] : data.metrics) print_(fmt::format("  {}: {:.6g}", name, value));
   print_(fmt::format("plan: {} steps of {} micro-batches ({} x {} tokens)", config_.run.steps,
