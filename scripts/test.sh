@@ -42,7 +42,7 @@ build() {
   }
 }
 
-# clang-tidy on the sources that differ from the branch point, or from the commit before; at most 40 of them.
+# clang-tidy on the sources that differ from the branch point, or from the commit before; at most 12 of them.
 tidy_changes() {
   local base files
   base=$(git merge-base HEAD origin/main 2>/dev/null || true)
@@ -54,9 +54,9 @@ tidy_changes() {
     return 0
   fi
   mapfile -t files < <(git diff --name-only --diff-filter=d "$base" -- 'src/*.cc')
-  if [ ${#files[@]} -gt 40 ]; then
-    echo "${#files[@]} sources differ from $base; the first 40 are checked (scripts/tidy.sh checks all)"
-    files=("${files[@]:0:40}")
+  if [ ${#files[@]} -gt 12 ]; then
+    echo "${#files[@]} sources differ from $base; the first 12 are checked (scripts/tidy.sh checks all)"
+    files=("${files[@]:0:12}")
   fi
   if [ ${#files[@]} -eq 0 ]; then
     echo "no source differs from $base"

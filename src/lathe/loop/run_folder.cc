@@ -132,7 +132,7 @@ std::string RunFolder::save_checkpoint(int64_t step, int64_t keep,
   const fs::path checkpoints = fs::path(path_) / "checkpoints";
   const std::string name = step_name(step);
   const std::string beside = (checkpoints / (".tmp_" + name)).string();
-  const std::string target = (checkpoints / name).string();
+  std::string target = (checkpoints / name).string();
   remove_path(beside);
   create_folders(beside);
   try {
