@@ -319,7 +319,8 @@ void add_run(std::vector<Option>* table) {
   rows.integer("keep", &RunSection::keep, from_to(1, kMostSteps), "checkpoints that are kept").built = {"2"};
   Option& resume =
       rows.path("resume", &RunSection::resume, {"auto", "never"}, "auto, never or the path of a checkpoint",
-                "auto: begins again where there is no checkpoint, refuses a folder that has one; never: a new or empty folder");
+                "auto: begins again where there is no checkpoint, refuses a folder that has one; never: a "
+                "new or empty folder");
   resume.built = {"auto", "never"};
   rows.word("device", &RunSection::device, {"cpu", "ref"},
             "cpu: the fast path; ref: plain loops, slow, the oracle")
