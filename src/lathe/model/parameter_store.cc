@@ -191,9 +191,6 @@ void ParameterStore::finish(int unit) {
     communicator_.reduce_scatter(
         {kAxisFsdp | kAxisContext | kAxisExpert, Phase::kBackward, p.spec->slices.front().tensor.c_str()},
         p.gradient, p.gradient);
-    // Over the copies of the mesh: the part of this rank, summed.
-    communicator_.all_reduce({kAxisData, Phase::kBackward, p.spec->slices.front().tensor.c_str()},
-                             p.gradient);
   }
 }
 
