@@ -17,7 +17,8 @@ if(LATHE_WERROR)
   target_compile_options(lathe_options INTERFACE -Werror)
 endif()
 if(LATHE_SANITIZE)
-  add_compile_options(-fsanitize=${LATHE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  # Line numbers are all that reports need; full debug information doubles the time of the build.
+  add_compile_options(-fsanitize=${LATHE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=${LATHE_SANITIZE})
   # Under sanitizers g++ 12 takes std::function inside <regex> for uninitialised.
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
