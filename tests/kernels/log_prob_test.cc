@@ -167,8 +167,9 @@ TEST(LogProb, CpuFollowsRef) {
       for (const Isa isa : isas_at_hand()) {
         const std::string what = fmt::format("{} x {} {}", tokens, vocab, isa_name(isa));
         const Results out = run(make_cpu_device(isa, 2), in);
-        expect_alike(out.logp, expected.logp, 2e-6, "logp " + what);
-        expect_alike(out.entropy, expected.entropy, 2e-6, "entropy " + what);
+        expect_alike(out.logp, expected.logp, 4e-6, "logp " + what);
+        // The entropy is a sum of p z over the vocabulary: its rounding grows with the logits (here up to 40).
+        expect_alike(out.entropy, expected.entropy, 1e-5, "entropy " + what);
         if (vocab > 1) expect_near(out.dlogits, expected.dlogits, 3e-6, "dlogits " + what);
         const Results one = run(make_cpu_device(isa, 1), in, true);
         expect_same(one.logp, out.logp, "one thread and two " + what);
@@ -234,7 +235,7 @@ TEST(LogProb, SpecialLogitsBehaveLikeAPlainLogSoftmax) {
         EXPECT_EQ(std::isnan(out.entropy[t]), !finite) << t << what;
         if (!finite) continue;
         EXPECT_GE(out.entropy[t], 0) << t << what;
-        EXPECT_NEAR(out.entropy[t], expected.entropy[t], 2e-6 * (1 + expected.entropy[t])) << t << what;
+        EXPECT_NEAR(out.entropy[t], expected.entropy[t], 1e-5 * (1 + expected.entropy[t])) << t << what;
       }
     }
   }
