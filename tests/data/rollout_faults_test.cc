@@ -23,8 +23,8 @@ std::string ids(const std::string& prompt, const std::string& completion) {
 }
 
 // gtest prints parameters byte by byte without this.
-void PrintTo(const Fault& fault, std::ostream* out) {
-  *out << fault.name;
+std::ostream& operator<<(std::ostream& out, const Fault& fault) {
+  return out << fault.name;
 }
 
 class RolloutFault : public ::testing::TestWithParam<Fault> {};
