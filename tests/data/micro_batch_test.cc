@@ -154,6 +154,10 @@ TEST_F(MicroBatchTest, RoutingOfAnotherModelIsRefused) {
             "r.jsonl:2: routed_experts[2][0][0]: 8, expected -1 or an expert in [0, 8)");
   all[1].routed_experts->data[2] = 7;
   check_routed_experts(all, options);
+  options.top_k = all[1].routed_experts->top_k = 2;
+  all[1].routed_experts->data = {0, 1, -1, -1, 5, 5};
+  EXPECT_EQ(fault([&] { check_routed_experts(all, options); }),
+            "r.jsonl:2: routed_experts[2][0]: expert 5 twice, expected distinct experts");
 }
 
 // First completion tokens line up however many trajectories share a row, and none of a segment's first tokens
