@@ -45,7 +45,7 @@ TEST(Files, NameWhatCannotBeRead) {
   const TempFolder temp;
   EXPECT_EQ(error_of(ErrorKind::kModel, [&] { return read_file(temp / "x"); }), temp / "x: no such file");
   EXPECT_EQ(error_of(ErrorKind::kModel, [&] { return read_file(temp.path()); }),
-            temp.path() + ": is a folder, not a file");
+            temp.path() + ": is a folder, expected a file | copy it to a file first");
   EXPECT_EQ(error_of(ErrorKind::kModel, [&] { return read_file(temp.write("big", "12345"), 4); }),
             temp / "big: is larger than 4 bytes");
 }

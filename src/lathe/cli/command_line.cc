@@ -10,6 +10,7 @@
 
 #include "lathe/cli/commands.h"
 #include "lathe/config/problems.h"
+#include "lathe/io/files.h"
 
 namespace lathe {
 namespace {
@@ -154,6 +155,26 @@ void check_output_file(const char* option, const std::string& path) {
   if (access(folder.c_str(), W_OK) != 0) {
     config_error(option, fmt::format("'{}': the folder '{}' cannot be written", path, folder.string()),
                  "choose another folder");
+  }
+}
+
+void check_output_is_no_input(const char* option, const std::string& path,
+                              const std::vector<std::string>& inputs) {
+  if (!file_exists(path) && !file_exists(path + ".partial")) return;
+  std::vector<std::string> files;
+  for (const std::string& input : inputs) {
+    if (!folder_exists(input)) {
+      files.push_back(input);
+      continue;
+    }
+    for (const std::string& name : list_files(input))
+      files.push_back((std::filesystem::path(input) / name).string());
+  }
+  for (const std::string& input : files) {
+    // The writer's own file, beside the output until it is whole, must not be an input either.
+    if (!same_file(path, input) && !same_file(path + ".partial", input)) continue;
+    config_error(option, fmt::format("'{}' would replace the input '{}'", path, input),
+                 "choose another path");
   }
 }
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "lathe/cli/output.h"
 
@@ -35,5 +37,9 @@ void add_unbuilt_commands(CLI::App& app, CommandContext& context);
 void refuse_several_ranks();
 // A config error if `path` (given as `option`) cannot become a file: its folder is missing or not writable.
 void check_output_file(const char* option, const std::string& path);
+// A config error if writing `path` (given as `option`) would replace one of the `inputs`, or a file of the folders among
+// them. Links and other spellings of a path do not hide it.
+void check_output_is_no_input(const char* option, const std::string& path,
+                              const std::vector<std::string>& inputs);
 
 }  // namespace lathe

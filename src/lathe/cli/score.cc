@@ -34,6 +34,7 @@ int run_score(const ScoreArguments& arguments, CommandContext& context) {
   if (arguments.model.empty()) config_error("--model", "'' is not a path", "give a model folder");
   loaded.config.model.path = std::filesystem::absolute(arguments.model).lexically_normal().string();
   check_output_file("--out", arguments.out);
+  check_output_is_no_input("--out", arguments.out, {arguments.rollouts, loaded.config.model.path});
   std::vector<std::string> warnings;  // logged when the model is opened
   check_against_model(loaded, read_model_config(loaded.config.model.path, &warnings));
   Log log;

@@ -6,6 +6,8 @@
 #include "lathe/config/load.h"
 #include "lathe/config/reference.h"
 #include "lathe/core/error.h"
+#include "lathe/data/rollouts.h"
+#include "lathe/io/files.h"
 
 namespace lathe {
 namespace {
@@ -35,6 +37,11 @@ int run_train(const TrainArguments& arguments, CommandContext& context) {
   if (!options.gradients_out.empty()) check_output_file("--gradients-out", options.gradients_out);
   std::vector<std::string> warnings;  // logged when the model is opened
   check_against_model(loaded, read_model_config(loaded.config.model.path, &warnings));
+  if (file_exists(options.gradients_out) || file_exists(options.gradients_out + ".partial")) {
+    std::vector<std::string> inputs = rollout_files(loaded.config.data.rollouts);
+    inputs.insert(inputs.end(), {arguments.run_file, loaded.config.model.path});
+    check_output_is_no_input("--gradients-out", options.gradients_out, inputs);
+  }
   options.resolved_config = resolved_config_text(loaded);
   options.process_start_s = context.process_start_s;
   Log log;

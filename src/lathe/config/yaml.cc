@@ -8,6 +8,7 @@
 
 #include "lathe/config/value.h"
 #include "lathe/core/error.h"
+#include "lathe/io/files.h"
 
 namespace lathe {
 namespace {
@@ -133,12 +134,15 @@ std::string yaml_quoted(const std::string& text) {
 
 ConfigValue read_yaml_file(const std::string& path) {
   std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  if (std::filesystem::is_directory(status)) {
+  const std::string kind = other_than_file(path);
+  if (kind == "a folder") {
     const bool run_folder =
         std::filesystem::exists(std::filesystem::path(path) / "config.resolved.yaml", error);
     config_error(path, "is a folder, expected a run file (YAML)",
                  run_folder ? "to repeat this run, give the config.resolved.yaml in it" : "");
+  }
+  if (!kind.empty()) {
+    config_error(path, fmt::format("is {}, expected a run file (YAML)", kind), "write it to a file first");
   }
   std::ifstream file(path, std::ios::binary);
   if (!file) {
@@ -147,7 +151,7 @@ ConfigValue read_yaml_file(const std::string& path) {
         fmt::format("cannot open the run file: {}", std::strerror(errno)),  // NOLINT(concurrency-mt-unsafe)
         "give the path of a YAML run file");
   }
-  if (std::filesystem::is_regular_file(status) && std::filesystem::file_size(path, error) > kMaxBytes) {
+  if (std::filesystem::file_size(path, error) > kMaxBytes) {
     config_error(path, "is larger than 1 MiB, which no run file is", "give the path of a YAML run file");
   }
   std::stringstream text;

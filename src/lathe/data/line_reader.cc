@@ -2,12 +2,12 @@
 
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <vector>
 
 #include <zlib.h>
 
 #include "lathe/core/error.h"
+#include "lathe/io/files.h"
 
 namespace lathe {
 namespace {
@@ -44,8 +44,11 @@ struct LineReader::Stream {
 };
 
 LineReader::LineReader(const std::string& path) : path_(path) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) data_error(path, "is a folder, expected a rollout file");
+  const std::string kind = other_than_file(path);
+  if (!kind.empty()) {
+    data_error(path, fmt::format("is {}, expected a rollout file", kind),
+               kind == "a folder" ? "give one of its files" : "write the rollouts to a file first");
+  }
   errno = 0;
   gzFile file = gzopen(path.c_str(), "rb");
   if (file == nullptr) {

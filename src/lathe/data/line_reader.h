@@ -10,7 +10,7 @@ namespace lathe {
 
 class LineReader {
  public:
-  explicit LineReader(const std::string& path);  // data error: no such file, a folder, unreadable
+  explicit LineReader(const std::string& path);  // data error: no such file, no plain file, unreadable
   ~LineReader();
   LineReader(const LineReader&) = delete;
   LineReader& operator=(const LineReader&) = delete;

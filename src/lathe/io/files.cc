@@ -53,6 +53,9 @@ size_t read_some(const Descriptor& file, const std::string& path, char* to, size
 }
 
 int open_to_read(const std::string& path) {
+  const std::string kind = other_than_file(path);
+  if (!kind.empty())
+    model_error(path, fmt::format("is {}, expected a file", kind), "copy it to a file first");
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0 && errno == ENOENT) model_error(path, "no such file");
   if (descriptor < 0) model_error(path, "cannot be opened: " + system_words(errno));
@@ -144,9 +147,6 @@ void sync_folder(const std::string& path) {
 
 std::string read_file(const std::string& path, size_t max_bytes) {
   const Descriptor file(open_to_read(path));
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) model_error(path, "cannot be examined: " + system_words(errno));
-  if (S_ISDIR(status.st_mode)) model_error(path, "is a folder, not a file");
   std::string text;
   std::array<char, 65536> buffer;
   while (const size_t got = read_some(file, path, buffer.data(), buffer.size())) {
@@ -159,6 +159,19 @@ std::string read_file(const std::string& path, size_t max_bytes) {
 bool file_exists(const std::string& path) {
   std::error_code ignored;
   return std::filesystem::is_regular_file(path, ignored);
+}
+
+std::string other_than_file(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return "";
+  if (S_ISDIR(status.st_mode)) return "a folder";
+  if (S_ISFIFO(status.st_mode)) return "a pipe";
+  return S_ISSOCK(status.st_mode) ? "a socket" : "a device";
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code ignored;
+  return std::filesystem::equivalent(a, b, ignored);
 }
 
 bool folder_exists(const std::string& path) {

@@ -1,7 +1,8 @@
 // Files as the rest of the project writes and reads them: whole or not at all. A writer writes beside the
 // target, flushes to disk and renames; what it has written so far is removed when it is destroyed without
-// commit(). A path that is a device or a pipe is written to directly. Errors of writing: a full disk (or quota) is a retryable error, anything else a config error (the
-// path was the user's choice) with the path and the system's words. Errors of reading are model errors.
+// commit(). A path that is a device or a pipe is written to directly. Errors of writing: a full disk (or quota) is a
+// retryable error, anything else a config error (the path was the user's choice) with the path and the system's
+// words. Errors of reading are model errors.
 #pragma once
 
 #include <cstddef>
@@ -40,9 +41,14 @@ void remove_path(const std::string& path);
 // Flushes a folder's list of names to disk.
 void sync_folder(const std::string& path);
 
-// Model errors: missing, unreadable, a folder, or larger than `max_bytes`.
+// Model errors: missing, unreadable, no plain file, or larger than `max_bytes`.
 [[nodiscard]] std::string read_file(const std::string& path, size_t max_bytes = size_t{1} << 30);
 [[nodiscard]] bool file_exists(const std::string& path);
+// What a path is instead of a plain file: "a folder", "a pipe", "a socket", "a device". "" for a plain file or a link
+// to one, and where nothing is. To be asked before opening: opening a pipe waits for whoever writes to it.
+[[nodiscard]] std::string other_than_file(const std::string& path);
+// Whether two paths are the same existing file, by links, hard links or spelling.
+[[nodiscard]] bool same_file(const std::string& a, const std::string& b);
 [[nodiscard]] bool folder_exists(const std::string& path);
 // Names of the plain files (and links to such) of a folder, sorted. Model error if it cannot be read.
 [[nodiscard]] std::vector<std::string> list_files(const std::string& folder);

@@ -111,19 +111,21 @@ std::map<std::string, std::string> read_metadata(const std::string& path, const 
 // Maps a file; nothing is read yet. An empty file gives a null pointer.
 const std::byte* map_file(const std::string& path, size_t* bytes) {
   const auto words = [] { return std::error_code(errno, std::generic_category()).message(); };
+  const std::string kind = other_than_file(path);
+  if (!kind.empty())
+    model_error(path, fmt::format("is {}, expected a file", kind), "copy it to a file first");
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0 && errno == ENOENT) model_error(path, "no such file");
   if (descriptor < 0) model_error(path, "cannot be opened: " + words());
   struct stat status {};
   const bool examined = ::fstat(descriptor, &status) == 0;
   void* mapping = MAP_FAILED;
-  if (examined && S_ISREG(status.st_mode) && status.st_size > 0) {
+  if (examined && status.st_size > 0) {
     mapping = ::mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_PRIVATE, descriptor, 0);
   }
   const std::string reason = words();
   ::close(descriptor);
   if (!examined) model_error(path, "cannot be examined: " + reason);
-  if (!S_ISREG(status.st_mode)) model_error(path, "is not a file");
   *bytes = static_cast<size_t>(status.st_size);
   if (*bytes == 0) return nullptr;
   if (mapping == MAP_FAILED) model_error(path, "cannot be mapped: " + reason);

@@ -387,7 +387,7 @@ void ConfigReader::refuse_sliding_window() const {
 ModelConfig read_model_config(const std::string& path, std::vector<std::string>* warnings) {
   std::string file = path;
   if (folder_exists(path)) file += path.ends_with('/') ? "config.json" : "/config.json";
-  if (!file_exists(file)) {
+  if (!file_exists(file) && other_than_file(file).empty()) {
     model_error(file, "no such file", "a model folder in Hugging Face layout has a config.json");
   }
   const std::string text = read_file(file, size_t{16} << 20);

@@ -29,7 +29,8 @@ ModelReport inspect_file(const std::string& path) {
 }  // namespace
 
 ModelReport inspect_model(const std::string& path) {
-  if (file_exists(path)) return inspect_file(path);
+  const std::string kind = other_than_file(path);
+  if (file_exists(path) || (!kind.empty() && kind != "a folder")) return inspect_file(path);
   const HfFolder folder(path);
   ModelReport report;
   int64_t elements = 0;
