@@ -46,8 +46,10 @@ void BatchSource::read_file() {
   for (const std::string& warning : file.warnings) {
     if (warned_.insert(warning).second) log_.warning("{}: {}", file.path, warning);
   }
+  BatchPosition position{.epoch = epoch_, .file = static_cast<int64_t>(next_file_) - 1, .batch = 0};
   for (auto& trajectories : split_by_groups(std::move(file.trajectories), trajectories_per_step_)) {
-    pending_.push_back({file.path, std::move(trajectories), std::exchange(file.bad_lines, 0), epoch_});
+    pending_.push_back({file.path, std::move(trajectories), std::exchange(file.bad_lines, 0), position});
+    ++position.batch;
   }
   std::reverse(pending_.begin(), pending_.end());
 }
@@ -57,6 +59,27 @@ StepBatch BatchSource::next() {
   StepBatch batch = std::move(pending_.back());
   pending_.pop_back();
   return batch;
+}
+
+BatchPosition BatchSource::position() const {
+  if (!pending_.empty()) return pending_.back().position;
+  return {.epoch = epoch_, .file = static_cast<int64_t>(next_file_), .batch = 0};
+}
+
+void BatchSource::seek(const BatchPosition& position) {
+  pending_.clear();
+  epoch_ = position.epoch;
+  next_file_ = std::min(static_cast<size_t>(position.file), files_.size());
+  if (position.batch == 0) return;
+  if (next_file_ < files_.size()) read_file();
+  if (static_cast<int64_t>(pending_.size()) <= position.batch) {
+    const std::string& file = files_[std::min(next_file_, files_.size()) - 1];
+    data_error(file,
+               fmt::format("the run goes on with batch {} of this file, which has {}", position.batch + 1,
+                           pending_.size()),
+               "put the file back that the run began with");
+  }
+  pending_.resize(pending_.size() - static_cast<size_t>(position.batch));
 }
 
 }  // namespace lathe

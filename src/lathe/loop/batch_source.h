@@ -12,11 +12,20 @@
 
 namespace lathe {
 
+// Where a batch is in the rollouts: enough to read it again.
+struct BatchPosition {
+  int64_t epoch = 0;  // 0 the first time through
+  int64_t file =
+      0;  // index into the list of files; beyond the last one: the first of the next epoch, or a new file
+  int64_t batch = 0;  // within the file
+  [[nodiscard]] bool operator==(const BatchPosition&) const = default;
+};
+
 struct StepBatch {
   std::string file;
   std::vector<Trajectory> trajectories;
   int64_t bad_lines = 0;  // of the file, counted with its first batch
-  int64_t epoch = 0;      // 0 the first time through
+  BatchPosition position;
 };
 
 class BatchSource {
@@ -26,6 +35,10 @@ class BatchSource {
               Log& log);
 
   [[nodiscard]] StepBatch next();
+  // The position of what next() gives.
+  [[nodiscard]] BatchPosition position() const;
+  // next() gives the batch at `position`. Data error: there is no such batch any more.
+  void seek(const BatchPosition& position);
   // False when next() would begin again with the first file.
   [[nodiscard]] bool has_next_of_epoch() const { return !pending_.empty() || next_file_ < files_.size(); }
   [[nodiscard]] const std::vector<std::string>& files() const { return files_; }

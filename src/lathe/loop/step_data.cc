@@ -43,7 +43,7 @@ std::vector<Metric> data_metrics(const std::vector<Trajectory>& all, const std::
           {"data/completion_len_mean", completion / n},
           {"data/truncated_frac", truncated / n},
           {"data/bad_lines", static_cast<double>(batch.bad_lines)},
-          {"data/epoch", static_cast<double>(batch.epoch)}};
+          {"data/epoch", static_cast<double>(batch.position.epoch)}};
 }
 
 void add_pack_metrics(const std::vector<MicroBatch>& micro_batches, std::vector<Metric>& metrics) {
@@ -74,6 +74,7 @@ void add_pack_metrics(const std::vector<MicroBatch>& micro_batches, std::vector<
 StepData build_step_data(const RunConfig& config, const MicroBatchOptions& options, StepBatch batch) {
   StepData out;
   out.file = batch.file;
+  out.position = batch.position;
   GroupStats groups;
   std::vector<std::vector<double>> advantages = step_advantages(batch.trajectories, config.grpo, &groups);
 

@@ -1,0 +1,40 @@
+// What `lathe train --dry-run` says: everything the run would use is read, checked and packed.
+#include "lathe/loop/trainer.h"
+
+namespace lathe {
+
+void Trainer::dry_run() {
+  // Every batch that the run would use is read, checked and packed; the first one is shown.
+  const int64_t needed = (config_.run.steps + config_.grpo.num_iterations - 1) / config_.grpo.num_iterations;
+  const StepData& data = feed_.ahead();
+  int64_t batches = 1;
+  int64_t tokens = data.trained_tokens;
+  for (; batches < needed && source_.has_next_of_epoch(); ++batches) {
+    tokens += build_step_data(config_, batching_, source_.next()).trained_tokens;
+  }
+  engine_->plan_remat(config_.data.rows_per_micro_batch, config_.data.row_length);
+  print_(fmt::format("model: {} ({}), {} layers, {} tensors read, {} passed through", config_.model.path,
+                     model_.config.family, model_.config.num_layers(), model_.layout.hf_tensors.size(),
+                     model_.layout.passthrough.size()));
+  print_(fmt::format("trains: {} of {} tensors", engine_->store().trained_tensors().size(),
+                     model_.layout.hf_tensors.size()));
+  print_(fmt::format("rollouts: {} file(s), {} batch(es) of the run checked, {} tokens to train on",
+                     source_.files().size(), batches, tokens));
+  print_(fmt::format("first batch: {}", data.file));
+  for (const auto& [name, value] : data.metrics) print_(fmt::format("  {}: {:.6g}", name, value));
+  print_(fmt::format("plan: {} steps of {} micro-batches ({} x {} tokens)", config_.run.steps,
+                     data.micro_batches.size(), config_.data.rows_per_micro_batch, config_.data.row_length));
+  const MemoryUse live = device_.memory->live();
+  for (int kind = 0; kind < kMemoryKinds; ++kind) {
+    const auto k = static_cast<MemoryKind>(kind);
+    if (live.of(k) > 0) {
+      print_(fmt::format("memory: {:.1f} MiB {}", static_cast<double>(live.of(k)) / (1 << 20),
+                         memory_kind_name(k)));
+    }
+  }
+  for (const auto& [key, choice] : notes_) print_(fmt::format("{}: {}", key, choice));
+  print_(fmt::format("remat.policy: {}", engine_->remat_choice()));
+  print_("dry run: everything was read and checked, nothing was trained");
+}
+
+}  // namespace lathe

@@ -1,0 +1,35 @@
+// What is said of a finished step: one line of metrics.jsonl, one of the log.
+#pragma once
+
+#include <cstdint>
+
+#include "lathe/core/log.h"
+#include "lathe/engine/engine.h"
+#include "lathe/loop/run_folder.h"
+#include "lathe/loop/setup.h"
+#include "lathe/loop/step_feed.h"
+
+namespace lathe {
+
+class StepReporter {
+ public:
+  StepReporter(const RunConfig& config, const Device& device, RunFolder& folder, Log& log)
+      : config_(config), device_(device), folder_(folder), log_(log), last_report_(steady_seconds()) {}
+
+  void set_startup_seconds(double seconds) { startup_s_ = seconds; }
+  // `notes` go into the first line of metrics.jsonl.
+  void report(const StepResult& result, StepInfo info, const Notes& notes);
+
+ private:
+  [[nodiscard]] std::vector<Metric> step_metrics(const StepResult& result, const StepInfo& info,
+                                                 double step_s) const;
+
+  const RunConfig& config_;
+  const Device& device_;
+  RunFolder& folder_;
+  Log& log_;
+  double startup_s_ = 0;
+  double last_report_;
+};
+
+}  // namespace lathe
