@@ -38,7 +38,7 @@ TEST_P(RolloutFault, IsNamedWithValueAndExpectation) {
 }
 
 const char* const kReward = "a finite number, or an object of them";
-const char* const kTemperature = "temperature: {}, expected a finite number > 0";
+const char* const kTemperature = "temperature: {}, expected a finite number >= 1e-05";
 
 std::vector<Fault> id_faults() {
   return {
@@ -56,6 +56,16 @@ std::vector<Fault> id_faults() {
        "completion_ids[0]: 1.8446744073709552e+19, expected an integer in [0, 100)"},
       {"IdReal", ids("[3.0]", "[3]"), "prompt_ids[0]: 3.0, expected an integer in [0, 100)"},
       {"IdBool", ids("[true]", "[3]"), "prompt_ids[0]: true, expected an integer in [0, 100)"},
+      {"WholeDiffers", with(R"("tokens": [1, 2, 3, 4, 6])"),
+       "tokens: 5 ids that leave those of the prompt and completion (5) at 4, expected the same ids, or one "
+       "of the two "
+       "forms"},
+      {"WholeLonger", with(R"("input_ids": [1, 2, 3, 4, 5, 0])"),
+       "input_ids: 6 ids that leave those of the prompt and completion (5) at 5, expected the same ids, or "
+       "one of the "
+       "two forms"},
+      {"ResponseLengthDiffers", with(R"("response_length": 2)"),
+       "response_length: 2, expected 3, the number of completion ids"},
       {"IdNested", ids("[[1]]", "[3]"), "prompt_ids[0]: an array of 1, expected an integer in [0, 100)"},
   };
 }
@@ -79,6 +89,12 @@ std::vector<Fault> length_faults() {
        "rollout_logprobs[1]: Infinity, expected a number, or null, NaN or -Infinity for none"},
       {"RolloutText", with(R"("rollout_logprobs": [-1, "x", -1])"),
        "rollout_logprobs[1]: \"x\", expected a number, or null, NaN or -Infinity for none"},
+      {"RolloutProbability", with(R"("rollout_logprobs": [-1, 0.5, -1])"),
+       "rollout_logprobs[1]: 0.5, expected at most 0, for it is the log of a probability"},
+      {"OldProbability", with(R"("old_logprobs": [0.9, -1, -1])"),
+       "old_logprobs[0]: 0.9, expected at most 0, for it is the log of a probability"},
+      {"RefProbability", with(R"("ref_logprobs": [-1, -1, 1])"),
+       "ref_logprobs[2]: 1, expected at most 0, for it is the log of a probability"},
       {"OldNull", with(R"("old_logprobs": [-1, null, -1])"),
        "old_logprobs[1]: null, expected a finite number at a scored token"},
       {"OldNan", with(R"("old_logprobs": [-1, NaN, -1])"),
@@ -103,9 +119,13 @@ std::vector<Fault> scalar_faults() {
       {"RewardArray", with(R"("reward": [1, 2])"),
        fmt::format("reward: an array of 2, expected {}", kReward)},
       {"RewardPart", with(R"("reward": {"a": 1, "b": null})"), "reward.b: null, expected a finite number"},
+      {"RewardSum", with(R"("reward": {"a": 3e38, "b": 3e38})"),
+       "reward: a weighted sum of 6e+38, expected a finite one"},
       {"RewardNoPart", with(R"("reward": {})"), "reward: an empty object, expected at least one part"},
       {"TemperatureZero", with(R"("temperature": 0)"), fmt::format(fmt::runtime(kTemperature), "0")},
       {"TemperatureNegative", with(R"("temperature": -1)"), fmt::format(fmt::runtime(kTemperature), "-1")},
+      {"TemperatureTooCold", with(R"("temperature": 9e-6)"),
+       fmt::format(fmt::runtime(kTemperature), "9e-06")},
       {"TemperatureNan", with(R"("temperature": NaN)"), fmt::format(fmt::runtime(kTemperature), "NaN")},
       {"TemperatureNull", with(R"("temperature": null)"), fmt::format(fmt::runtime(kTemperature), "null")},
       {"TemperatureText", with(R"("temperature": "1")"), fmt::format(fmt::runtime(kTemperature), "\"1\"")},

@@ -53,10 +53,20 @@ TEST(ScoredLine, AddsBothListsAndKeepsTheRest) {
 TEST(ScoredLine, ReplacesWhatWasThere) {
   EXPECT_EQ(scored_line(R"( { "logprobs":[1,[2]] ,"a\"b" : "}" , "entropy" : null } )", {-1.0F}, {2.0F}),
             R"({"a\"b" : "}", "logprobs": [-1], "entropy": [2]})");
-  EXPECT_EQ(scored_line(R"({"log\u0070robs": 3})", {-1.0F}, {2.0F}), R"({"logprobs": [-1], "entropy": [2]})");
+  EXPECT_EQ(scored_line(R"({"log\u0070robs": 3, "entropy": 1})", {-1.0F}, {2.0F}),
+            R"({"logprobs": [-1], "entropy": [2]})");
   EXPECT_EQ(scored_line(R"({"env": "a\", }", "entropy": [1]})", {-1.0F}, {2.0F}),
             R"({"env": "a\", }", "logprobs": [-1], "entropy": [2]})");
   EXPECT_EQ(scored_line("{}", {}, {}), R"({"logprobs": [], "entropy": []})");
+}
+
+TEST(ScoredLine, TheSamplersLogprobsStayUnderTheirOwnName) {
+  const std::string once =
+      scored_line(R"({"logprobs" : [-3, null] , "reward": 1})", {-1.0F, -2.0F}, {2.0F, 1.0F});
+  EXPECT_EQ(once,
+            R"({"rollout_logprobs" : [-3, null], "reward": 1, "logprobs": [-1, -2], "entropy": [2, 1]})");
+  EXPECT_EQ(scored_line(once, {-4.0F, -5.0F}, {0.0F, 1.0F}),
+            R"({"rollout_logprobs" : [-3, null], "reward": 1, "logprobs": [-4, -5], "entropy": [0, 1]})");
 }
 
 TEST(ScoredLine, NumbersReadBackExactlyAndNonFiniteIsNull) {
@@ -72,11 +82,12 @@ TEST(ScoredLine, GoldenRolloutsStayTheSameTrajectories) {
   options.keep_text = true;
   const auto file = read_rollouts(path, options);
   ASSERT_EQ(file.trajectories.size(), 12U);
+  ASSERT_EQ(file.lines.size(), 12U);
   EXPECT_TRUE(file.warnings.empty());
   std::string scored;
-  for (size_t i = 0; i < file.text.size(); ++i) {
+  for (size_t i = 0; i < file.lines.size(); ++i) {
     const std::vector<float> values(file.trajectories[i].completion_ids.size(), -1.0F);
-    scored += scored_line(file.text[i], values, values) + "\n";
+    scored += scored_line(file.lines[i].text, values, values) + "\n";
   }
   const auto again = read_text(scored, options);
   ASSERT_EQ(again.trajectories.size(), 12U);

@@ -81,7 +81,17 @@ TEST(Rollouts, TextIsKeptWhenAsked) {
   options.keep_text = true;
   const std::string line = kLine;
   const auto file = read_text(line + "\r\n\n" + line + "\n", options);
-  EXPECT_EQ(file.text, (std::vector<std::string>{line, line}));
+  ASSERT_EQ(file.lines.size(), 2U);
+  EXPECT_EQ(file.lines[0].text, line);
+  EXPECT_EQ(file.lines[1].text, line);
+  EXPECT_EQ(file.lines[1].trajectory, 1);
+
+  options.skip_bad_lines = true;
+  const auto skipped = read_text("{\n" + line + "\n", options);
+  ASSERT_EQ(skipped.lines.size(), 2U);
+  EXPECT_EQ(skipped.lines[0].text, "{");
+  EXPECT_EQ(skipped.lines[0].trajectory, -1);
+  EXPECT_EQ(skipped.lines[1].trajectory, 0);
 }
 
 TEST(Rollouts, GzipIsReadAndACutFileIsAnError) {
@@ -216,6 +226,24 @@ TEST(Rollouts, OneListOfTokensIsSplit) {
             "r.jsonl:1: response_length: 2, expected an integer in [1, 2), for tokens has 2 tokens");
   EXPECT_EQ(read_fault(R"({"tokens": [1, 2]})").message,
             "r.jsonl:1: completion_ids: missing, expected it, or response_length or loss_mask beside tokens");
+}
+
+TEST(Rollouts, TheWholeSequenceBesideItsPartsMustBeTheParts) {
+  const auto file = read_text(
+      R"({"prompt_ids": [1], "completion_ids": [2, 3], "input_ids": [1, 2, 3], "response_length": 2, "reward": 1})");
+  EXPECT_EQ(file.trajectories[0].completion_ids, (std::vector<int32_t>{2, 3}));
+}
+
+TEST(Rollouts, LogProbsALittleAboveZeroAreWarnedAboutOnce) {
+  const std::string line = line_with(R"("reward": 1, "old_logprobs": [0.002, 0.01, -1])");
+  const auto file = read_text(line + "\n" + line + "\n");
+  ASSERT_EQ(file.warnings.size(), 1U);
+  EXPECT_NE(file.warnings[0].find("r.jsonl:1: old_logprobs[0] is 0.002, above 0"), std::string::npos)
+      << file.warnings[0];
+  // Rounding is none of it, and what is not scored says nothing.
+  EXPECT_TRUE(read_text(line_with(R"("old_logprobs": [0.0009, -1, -1])")).warnings.empty());
+  EXPECT_TRUE(read_text(line_with(R"("completion_mask": [0, 1, 1], "rollout_logprobs": [9, -1, -1])"))
+                  .warnings.empty());
 }
 
 TEST(Rollouts, WhatScoreAddsIsNotTheSamplers) {

@@ -42,6 +42,7 @@ int run_score(const ScoreArguments& arguments, CommandContext& context) {
   if (arguments.json) {
     nlohmann::ordered_json json;
     json["trajectories"] = summary.trajectories;
+    json["bad_lines"] = summary.bad_lines;
     json["tokens"] = summary.tokens;
     json["scored_tokens"] = summary.scored_tokens;
     json["seconds"] = summary.seconds;
@@ -58,6 +59,9 @@ int run_score(const ScoreArguments& arguments, CommandContext& context) {
   context.output.line(fmt::format("mean log-prob {:.6f} (reward > 0: {:.6f}, others: {:.6f})",
                                   summary.mean_logprob, summary.mean_logprob_rewarded,
                                   summary.mean_logprob_unrewarded));
+  if (summary.bad_lines > 0) {
+    context.output.line(fmt::format("{} bad line(s) are copied without log-probs", summary.bad_lines));
+  }
   context.output.line(fmt::format("written: {}", arguments.out));
   return 0;
 }

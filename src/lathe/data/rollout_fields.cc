@@ -13,6 +13,11 @@ namespace {
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 // Larger values would not survive f32 and point at a fault of the reward function.
 constexpr double kLargest = std::numeric_limits<float>::max();
+// Samplers take what is colder for greedy; far below, f32 logits divided by it are no longer finite.
+constexpr double kColdest = 1e-5;
+// Log-probs are at most 0. A sampler's rounding may leave them a little above, probabilities are far above.
+constexpr double kDoubtfulLogProb = 1e-3;
+constexpr double kWrongLogProb = 0.1;
 constexpr const char* kSkipHint = "mend the line, or leave bad lines out with data.on_bad_line: skip";
 
 std::string element(const std::string& name, size_t index) {
@@ -28,9 +33,8 @@ bool is_none(JsonView value, bool infinity_too) {
 
 }  // namespace
 
-RolloutFields::RolloutFields(JsonView object, std::string where, const RolloutOptions& options,
-                             const Note& on_note)
-    : where_(std::move(where)), options_(options) {
+RolloutFields::RolloutFields(JsonView object, std::string where, const RolloutOptions& options, Note on_note)
+    : where_(std::move(where)), options_(options), on_note_(std::move(on_note)) {
   std::map<std::string_view, bool> names;
   bool names_group = false;
   for (size_t i = 0; i < object.size(); ++i) {
@@ -45,7 +49,7 @@ RolloutFields::RolloutFields(JsonView object, std::string where, const RolloutOp
     const std::string_view name = object.name(i);
     const RolloutKey* known = find_rollout_key(name);
     if (known == nullptr) {
-      on_note(name, "");
+      note_name(name, "");
       continue;
     }
     if (known->key.empty() || (scored && name == "logprobs") || (names_group && is_weak_group_name(name)))
@@ -55,8 +59,19 @@ RolloutFields::RolloutFields(JsonView object, std::string where, const RolloutOp
       fault(std::string(name), fmt::format("names the same as {}, which is given too", at->second.name),
             "one of the two");
     }
-    if (name != known->key) on_note(name, known->key);
+    if (name != known->key) note_name(name, known->key);
   }
+}
+
+void RolloutFields::note_name(std::string_view name, std::string_view key) const {
+  const std::string shown(name.substr(0, 64));
+  if (!key.empty()) {
+    on_note_(shown, fmt::format("{}: {} is read as {}", where_, shown, key));
+    return;
+  }
+  const std::string nearest = nearest_rollout_key(name);
+  on_note_(shown, fmt::format("{}: unknown key {} is not read{}", where_, shown,
+                              nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest)));
 }
 
 const RolloutFields::Found* RolloutFields::find(std::string_view key) const {
@@ -119,6 +134,26 @@ void RolloutFields::read_tokens() {
   }
   t_.prompt_ids = ids(require("prompt_ids"));
   t_.completion_ids = ids(require("completion_ids"));
+  if (tokens != nullptr) compare_whole_sequence(*tokens);
+  const Found* length = present("response_length");
+  if (length != nullptr && length->value.integer() != static_cast<int64_t>(t_.completion_ids.size())) {
+    fault(length->name, length->value.text(),
+          fmt::format("{}, the number of completion ids", t_.completion_ids.size()));
+  }
+}
+
+// A list of the whole sequence beside its two parts must be the two parts.
+void RolloutFields::compare_whole_sequence(const Found& tokens) const {
+  const std::vector<int32_t> all = ids(tokens);
+  std::vector<int32_t> parts = t_.prompt_ids;
+  parts.insert(parts.end(), t_.completion_ids.begin(), t_.completion_ids.end());
+  if (all == parts) return;
+  const auto [at, part] = std::mismatch(all.begin(), all.end(), parts.begin(), parts.end());
+  fault(tokens.name,
+        fmt::format("{} ids that leave those of the prompt and completion ({}) at {}", all.size(),
+                    parts.size(), at - all.begin()),
+        "the same ids, or one of the two forms",
+        "were the tokens made again from text? give only those sampled");
 }
 
 // One list of prompt and completion: response_length says where the completion begins, or the first scored
@@ -237,6 +272,9 @@ double RolloutFields::weighted_reward(const Found& field) {
     const auto weight = options_.reward_weights.find(name);
     sum += (weight == options_.reward_weights.end() ? 1.0 : weight->second) * value;
   }
+  if (!(std::abs(sum) <= kLargest)) {
+    fault(field.name, fmt::format("a weighted sum of {}", sum), "a finite one", "lower grpo.reward_weights");
+  }
   return sum;
 }
 
@@ -295,18 +333,31 @@ std::vector<double> RolloutFields::logprobs(std::string_view key, bool may_be_mi
     out.push_back(finite(element(field->name, offset + j), value,
                          may_be_missing ? "a number, or null, NaN or -Infinity for none"
                                         : "a finite number at a scored token"));
+    if (scored && out.back() > kDoubtfulLogProb)
+      check_log_of_probability(field->name, offset + j, out.back());
   }
   return out;
+}
+
+void RolloutFields::check_log_of_probability(const std::string& name, size_t index, double value) const {
+  if (value > kWrongLogProb) {
+    fault(element(name, index), fmt::format("{}", value), "at most 0, for it is the log of a probability",
+          "were probabilities or negated values recorded?");
+  }
+  on_note_("positive " + name,
+           fmt::format("{}: {} is {}, above 0, where the log of a probability cannot be; more "
+                       "such values are not named",
+                       where_, element(name, index), value));
 }
 
 void RolloutFields::read_temperature() {
   const Found* field = find("temperature");
   if (field == nullptr) return;
-  const char* expected = "a finite number > 0";
+  const std::string expected = fmt::format("a finite number >= {}", kColdest);
   const char* hint =
       "record the temperature that the tokens were sampled at; greedy samples have none to train with";
   const auto positive = [&](const std::string& place, JsonView value) {
-    const bool good = value.is_number() && value.number() > 0 && value.number() <= kLargest;
+    const bool good = value.is_number() && value.number() >= kColdest && value.number() <= kLargest;
     if (!good) fault(place, value.text(), expected, hint);
     return value.number();
   };

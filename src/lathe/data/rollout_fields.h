@@ -16,10 +16,10 @@ namespace lathe {
 
 class RolloutFields {
  public:
-  // where: file:line. on_note hears of every name that is unknown (second empty) or stands for one of our
-  // keys.
-  using Note = std::function<void(std::string_view name, std::string_view key)>;
-  RolloutFields(JsonView object, std::string where, const RolloutOptions& options, const Note& on_note);
+  // where: file:line. on_note hears of names that are unknown or stand for one of our keys, and of values that are
+  // doubtful: what it is about (one warning each is enough), and the warning.
+  using Note = std::function<void(const std::string& about, const std::string& warning)>;
+  RolloutFields(JsonView object, std::string where, const RolloutOptions& options, Note on_note);
 
   // Everything but the default group; group is empty when the line names none.
   [[nodiscard]] Trajectory read();
@@ -40,6 +40,7 @@ class RolloutFields {
   [[nodiscard]] std::vector<int32_t> ids(const Found& field) const;
   void read_tokens();
   void split_whole_sequence(const Found& tokens);
+  void compare_whole_sequence(const Found& tokens) const;
   // Where the completion's values begin in an array of c values, or of p + c where that may be.
   [[nodiscard]] size_t completion_offset(const Found& field, bool whole_allowed) const;
   [[nodiscard]] std::vector<uint8_t> mask_values(const Found& field) const;
@@ -48,13 +49,16 @@ class RolloutFields {
   void read_reward();
   [[nodiscard]] double weighted_reward(const Found& field);
   void read_advantage();
+  void note_name(std::string_view name, std::string_view key) const;
   [[nodiscard]] std::vector<double> logprobs(std::string_view key, bool may_be_missing) const;
+  void check_log_of_probability(const std::string& name, size_t index, double value) const;
   void read_temperature();
   void read_labels();
   void read_routed_experts();
 
   std::string where_;
   const RolloutOptions& options_;
+  Note on_note_;
   std::map<std::string_view, Found> fields_;
   bool whole_ = false;  // tokens came as one list
   Trajectory t_;

@@ -3,7 +3,6 @@
 #include "lathe/core/error.h"
 #include "lathe/data/json_view.h"
 #include "lathe/data/rollout_fields.h"
-#include "lathe/data/rollout_keys.h"
 
 namespace lathe {
 namespace {
@@ -33,15 +32,8 @@ Trajectory RolloutLineParser::parse(std::string_view text, int64_t line) {
     data_error(where, fmt::format("{}, expected one object a line", root.text()),
                "write JSON Lines, not one JSON array");
   }
-  const auto note = [&](std::string_view name, std::string_view key) {
-    const std::string shown(name.substr(0, 64));
-    if (!key.empty()) {
-      warn_once(shown, fmt::format("{}: {} is read as {}", where, shown, key));
-      return;
-    }
-    const std::string nearest = nearest_rollout_key(name);
-    warn_once(shown, fmt::format("{}: unknown key {} is not read{}", where, shown,
-                                 nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest)));
+  const auto note = [this](const std::string& about, const std::string& warning) {
+    warn_once(about, warning);
   };
   Trajectory t = RolloutFields(root, where, options_, note).read();
   t.line = line;

@@ -23,6 +23,7 @@ RolloutFile read_rollouts(const std::string& path, const RolloutOptions& options
   RolloutLineParser parser(path, options);
   for (std::string line; reader.next(line);) {
     if (is_blank(line)) continue;
+    if (options.keep_text) file.lines.push_back({.text = line, .trajectory = -1});
     try {
       file.trajectories.push_back(parser.parse(line, reader.line_number()));
     } catch (const Error& error) {
@@ -30,7 +31,7 @@ RolloutFile read_rollouts(const std::string& path, const RolloutOptions& options
       note_bad_line(file, error);
       continue;
     }
-    if (options.keep_text) file.text.push_back(line);
+    if (options.keep_text) file.lines.back().trajectory = static_cast<int64_t>(file.trajectories.size()) - 1;
   }
   if (file.bad_lines > kShownBadLines) {
     file.warnings.push_back(fmt::format("{}: {} bad lines left out altogether", path, file.bad_lines));

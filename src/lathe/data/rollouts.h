@@ -19,12 +19,18 @@ struct RolloutOptions {
   bool keep_text = false;                        // score: keep each line's text
 };
 
+struct KeptLine {
+  std::string text;         // without the line break
+  int64_t trajectory = -1;  // its index; -1: a bad line that was left out
+};
+
 struct RolloutFile {
   std::string path;
   std::vector<Trajectory> trajectories;
-  std::vector<std::string> text;      // keep_text: the line of each trajectory, without the line break
-  int64_t bad_lines = 0;              // skipped
-  std::vector<std::string> warnings;  // unknown keys (once each, with the nearest known name), aliases used
+  std::vector<KeptLine> lines;  // keep_text: every line but blank ones, in order
+  int64_t bad_lines = 0;        // skipped
+  std::vector<std::string>
+      warnings;  // each with file and line: unknown keys and other names, once each; bad lines
 };
 
 // Data errors (exit 3): file:line, key, value, expectation, remedy.
@@ -34,8 +40,8 @@ struct RolloutFile {
 // data error.
 [[nodiscard]] std::vector<std::string> rollout_files(const std::string& pattern);
 
-// The line with "logprobs" and "entropy" [c] added (replaced if they were there); null where not finite; f32
-// text that reads back exactly.
+// The line with "logprobs" and "entropy" [c] added; null where not finite; f32 text that reads back exactly. If both
+// were there they are replaced. "logprobs" alone are the sampler's: they stay, as "rollout_logprobs".
 [[nodiscard]] std::string scored_line(const std::string& text, const std::vector<float>& logprobs,
                                       const std::vector<float>& entropy);
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <iterator>
 
@@ -30,14 +31,41 @@ size_t end_of_value(const std::string& text, size_t at) {
   return at;
 }
 
-// Whether the quoted name is one of ours, however it is escaped.
-bool is_replaced(const std::string& quoted) {
-  if (quoted == "\"logprobs\"" || quoted == "\"entropy\"") return true;
-  if (quoted.find('\\') == std::string::npos) return false;
+// A member's name without quotes and escapes.
+std::string plain_name(const std::string& quoted) {
+  if (quoted.find('\\') == std::string::npos) return quoted.substr(1, quoted.size() - 2);
   JsonDocument document;
-  if (document.parse(quoted)) return false;
-  const auto name = document.root().string();
-  return name == "logprobs" || name == "entropy";
+  LATHE_CHECK(!document.parse(quoted), "{} was a name of an object", quoted);
+  return std::string(document.root().string());
+}
+
+struct Member {
+  std::string name;
+  std::string text;        // as it stands, name and all, without spaces around it
+  std::string after_name;  // from the colon on
+};
+
+std::vector<Member> members_of(const std::string& text) {
+  constexpr const char* kSpace = " \t\r\n";
+  std::vector<Member> members;
+  size_t at = text.find('{');
+  LATHE_CHECK(at != std::string::npos);
+  at = text.find_first_not_of(kSpace, at + 1);
+  LATHE_CHECK(at != std::string::npos);
+  while (text[at] == '"') {
+    size_t name_end = at + 1;
+    while (text[name_end] != '"') name_end += text[name_end] == '\\' ? 2 : 1;
+    const size_t end = end_of_value(text, name_end + 1);
+    LATHE_CHECK(end < text.size());
+    const size_t last = text.find_last_not_of(kSpace, end - 1);
+    members.push_back({.name = plain_name(text.substr(at, name_end + 1 - at)),
+                       .text = text.substr(at, last + 1 - at),
+                       .after_name = text.substr(name_end + 1, last - name_end)});
+    if (text[end] == '}') break;
+    at = text.find_first_not_of(kSpace, end + 1);
+    LATHE_CHECK(at != std::string::npos);
+  }
+  return members;
 }
 
 void append_values(const char* name, const std::vector<float>& values, std::string& out) {
@@ -57,26 +85,16 @@ void append_values(const char* name, const std::vector<float>& values, std::stri
 
 std::string scored_line(const std::string& text, const std::vector<float>& logprobs,
                         const std::vector<float>& entropy) {
-  constexpr const char* kSpace = " \t\r\n";
-  size_t at = text.find('{');
-  LATHE_CHECK(at != std::string::npos);
+  const std::vector<Member> members = members_of(text);
+  const bool scored_before =
+      std::any_of(members.begin(), members.end(), [](const Member& m) { return m.name == "entropy"; });
   std::string out = "{";
-  at = text.find_first_not_of(kSpace, at + 1);
-  LATHE_CHECK(at != std::string::npos);
-  while (text[at] == '"') {
-    size_t name_end = at + 1;
-    while (text[name_end] != '"') name_end += text[name_end] == '\\' ? 2 : 1;
-    const std::string name = text.substr(at, name_end + 1 - at);
-    const size_t end = end_of_value(text, name_end + 1);
-    LATHE_CHECK(end < text.size());
-    if (!is_replaced(name)) {
-      const size_t last = text.find_last_not_of(kSpace, end - 1);
-      out.append(text, at, last + 1 - at);
-      out += ", ";
+  for (const Member& member : members) {
+    if (member.name == "logprobs" && !scored_before) {
+      out += "\"rollout_logprobs\"" + member.after_name + ", ";
+    } else if (member.name != "logprobs" && member.name != "entropy") {
+      out += member.text + ", ";
     }
-    if (text[end] == '}') break;
-    at = text.find_first_not_of(kSpace, end + 1);
-    LATHE_CHECK(at != std::string::npos);
   }
   append_values("logprobs", logprobs, out);
   out += ", ";

@@ -44,7 +44,7 @@ void BatchSource::read_file() {
   }
   RolloutFile file = read_rollouts(files_[next_file_++], options_);
   for (const std::string& warning : file.warnings) {
-    if (warned_.insert(warning).second) log_.warning("{}: {}", file.path, warning);
+    if (warned_.insert(warning).second) log_.warning("{}", warning);
   }
   BatchPosition position{.epoch = epoch_, .file = static_cast<int64_t>(next_file_) - 1, .batch = 0};
   for (auto& trajectories : split_by_groups(std::move(file.trajectories), trajectories_per_step_)) {

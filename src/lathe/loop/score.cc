@@ -34,8 +34,13 @@ int64_t scoring_row_length(const RunConfig& config, const RolloutFile& file) {
 
 void write_scores(const std::string& out, const RolloutFile& file, const std::vector<LineScores>& scores) {
   AtomicFileWriter writer(out);
-  for (size_t i = 0; i < scores.size(); ++i) {
-    const std::string line = scored_line(file.text[i], scores[i].logprobs, scores[i].entropy) + "\n";
+  for (const KeptLine& kept : file.lines) {
+    std::string line = kept.text;
+    if (kept.trajectory >= 0) {  // a bad line stays as it is, so that lines of both files correspond
+      const LineScores& s = scores[static_cast<size_t>(kept.trajectory)];
+      line = scored_line(line, s.logprobs, s.entropy);
+    }
+    line += '\n';
     writer.write(line.data(), line.size());
   }
   writer.commit();
@@ -43,6 +48,7 @@ void write_scores(const std::string& out, const RolloutFile& file, const std::ve
 
 ScoreSummary summarize(const RolloutFile& file, const std::vector<LineScores>& scores) {
   ScoreSummary summary;
+  summary.bad_lines = file.bad_lines;
   double total = 0;
   double rewarded = 0;
   double unrewarded = 0;
@@ -79,7 +85,7 @@ ScoreSummary score(const RunConfig& config, const std::string& rollouts, const s
   reading.skip_bad_lines = config.data.on_bad_line == "skip";
   reading.keep_text = true;
   const RolloutFile file = read_rollouts(rollouts, reading);
-  for (const std::string& warning : file.warnings) log.warning("{}: {}", file.path, warning);
+  for (const std::string& warning : file.warnings) log.warning("{}", warning);
 
   PackingOptions packing = packing_options(config);
   packing.row_length = scoring_row_length(config, file);

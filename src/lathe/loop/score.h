@@ -11,6 +11,7 @@ namespace lathe {
 
 struct ScoreSummary {
   int64_t trajectories = 0;
+  int64_t bad_lines = 0;  // of data.on_bad_line: skip; written as they are
   int64_t tokens = 0;
   int64_t scored_tokens = 0;
   double seconds = 0;
