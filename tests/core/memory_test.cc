@@ -1,9 +1,11 @@
-#include "lathe/core/memory.h"
+#include "lathe/core/host_memory.h"
 
 #include <cmath>
 #include <cstring>
 
 #include <gtest/gtest.h>
+
+#include "lathe/core/rng.h"
 
 namespace lathe {
 namespace {
@@ -102,13 +104,71 @@ TEST(Memory, BlocksAreAlignedAndApart) {
   }
 }
 
-TEST(Memory, FreedBlocksServeAgain) {
-  const auto memory = make_host_memory();
-  Tensor a = memory->allocate(DType::kF32, {1000}, MemoryKind::kScratch, "a");
-  const std::byte* block = a.view().data;
-  a.reset();
-  const Tensor b = memory->allocate(DType::kF32, {990}, MemoryKind::kScratch, "b");  // the same size class
-  EXPECT_EQ(b.view().data, block);
+TEST(Memory, FreedBlocksServeAgainWhateverTheirSizes) {
+  HostMemory memory(false);
+  std::vector<Tensor> blocks;
+  const auto take = [&](int64_t bytes) {
+    blocks.push_back(memory.allocate(DType::kU8, {bytes}, MemoryKind::kScratch, "t"));
+  };
+  for (int i = 0; i < 8; ++i) take(10 << 20);
+  const int64_t extent = memory.extent();
+  for (size_t i = 2; i < 8; ++i) blocks[i].reset();  // six neighbours become one gap
+  take(55 << 20);
+  EXPECT_EQ(memory.extent(), extent);
+  blocks.back().reset();
+  for (int i = 0; i < 5; ++i) take(11 << 20);
+  EXPECT_EQ(memory.extent(), extent);
+  take(8 << 20);
+  EXPECT_GT(memory.extent(), extent) << "there is no gap of this size";
+}
+
+TEST(Memory, SmallBlocksTakeTheSmallestGap) {
+  HostMemory memory(false);
+  Tensor large = memory.allocate(DType::kU8, {1 << 20}, MemoryKind::kScratch, "large");
+  const Tensor wall = memory.allocate(DType::kU8, {64}, MemoryKind::kScratch, "wall");
+  Tensor small = memory.allocate(DType::kU8, {1000}, MemoryKind::kScratch, "small");
+  const Tensor end = memory.allocate(DType::kU8, {64}, MemoryKind::kScratch, "end");
+  const std::byte* gap = small.view().data;
+  large.reset();
+  small.reset();
+  const Tensor again = memory.allocate(DType::kU8, {900}, MemoryKind::kScratch, "again");
+  EXPECT_EQ(again.view().data, gap);
+}
+
+// Random sizes and lifetimes: no two live blocks overlap, and gaps are put together again.
+TEST(Memory, RandomLifetimesKeepBlocksApart) {
+  HostMemory memory(false);
+  const CounterRng rng(5, 1);
+  std::vector<std::pair<Tensor, uint8_t>> live;
+  for (uint64_t i = 0; i < 4000; ++i) {
+    if (live.size() > 40 || (!live.empty() && rng.uniform(3 * i) < 0.45)) {
+      const auto at = static_cast<size_t>(rng.uniform(3 * i + 1) * static_cast<double>(live.size()));
+      const View view = live[at].first;
+      for (int64_t j = 0; j < view.size(); ++j)
+        ASSERT_EQ(static_cast<uint8_t>(view.data[j]), live[at].second);
+      live.erase(live.begin() + static_cast<ptrdiff_t>(at));
+    } else {
+      const auto bytes = static_cast<int64_t>(std::exp(9 * rng.uniform(3 * i + 2)));
+      live.emplace_back(memory.allocate(DType::kU8, {bytes}, MemoryKind::kScratch, "t"),
+                        static_cast<uint8_t>(i));
+      std::memset(live.back().first.view().data, static_cast<uint8_t>(i), static_cast<size_t>(bytes));
+    }
+  }
+  live.clear();
+  const int64_t extent = memory.extent();
+  const Tensor all = memory.allocate(DType::kU8, {extent - 64}, MemoryKind::kScratch, "all");
+  EXPECT_EQ(memory.extent(), extent) << "everything freed is one gap";
+}
+
+TEST(Memory, CountingHoldsNothing) {
+  const auto memory = make_counting_memory();
+  const Tensor x = memory->allocate(DType::kF32, {int64_t{1} << 45}, MemoryKind::kWeights, "x");
+  EXPECT_EQ(x.view().data, nullptr);
+  EXPECT_EQ(memory->peak().of(MemoryKind::kWeights), int64_t{4} << 45);
+  const Tensor y = memory->allocate(DType::kI32, {2}, MemoryKind::kScratch, "y");
+  std::array<int32_t, 2> out{7, 7};
+  memory->copy_to_host(out.data(), y);
+  EXPECT_EQ(out, (std::array<int32_t, 2>{0, 0}));
 }
 
 TEST(Memory, CopiesToAndFromTheHost) {

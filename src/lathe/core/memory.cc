@@ -1,10 +1,6 @@
 #include "lathe/core/memory.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <new>
-#include <unordered_map>
 
 namespace lathe {
 
@@ -90,62 +86,6 @@ void DeviceMemory::reset_peak() {
   const std::lock_guard lock(mutex_);
   peak_ = live_;
   at_peak_ = true;
-}
-
-namespace {
-
-// Sizes are rounded up to 1, 1.25, 1.5 or 1.75 times a power of two, so that a freed block fits its successors.
-int64_t size_class(int64_t bytes) {
-  constexpr int64_t kSmallest = 256;
-  if (bytes <= kSmallest) return kSmallest;
-  int64_t power = kSmallest;
-  while (power * 2 <= bytes) power *= 2;
-  const int64_t quarter = power / 4;
-  return (bytes + quarter - 1) / quarter * quarter;
-}
-
-class HostMemory final : public DeviceMemory {
- public:
-  explicit HostMemory(bool poison) : poison_(poison) {}
-  ~HostMemory() override {
-    for (auto& [size, blocks] : free_) {
-      for (std::byte* block : blocks) std::free(block);
-    }
-  }
-
-  void copy_from_host(View to, const void* from) override {
-    if (to.bytes() > 0) std::memcpy(to.data, from, static_cast<size_t>(to.bytes()));
-  }
-  void copy_to_host(void* to, ConstView from) override {
-    if (from.bytes() > 0) std::memcpy(to, from.data, static_cast<size_t>(from.bytes()));
-  }
-
- protected:
-  std::byte* acquire(int64_t bytes) override {
-    const int64_t size = size_class(bytes);
-    std::byte* block = nullptr;
-    if (auto& blocks = free_[size]; !blocks.empty()) {
-      block = blocks.back();
-      blocks.pop_back();
-    } else {
-      block = static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>((size + 63) / 64 * 64)));
-      if (block == nullptr) throw std::bad_alloc();
-    }
-    // 0xFF bytes are a NaN in every float type and -1 in every integer type.
-    if (poison_) std::memset(block, 0xFF, static_cast<size_t>(size));
-    return block;
-  }
-  void release(std::byte* data, int64_t bytes) override { free_[size_class(bytes)].push_back(data); }
-
- private:
-  bool poison_;
-  std::unordered_map<int64_t, std::vector<std::byte*>> free_;
-};
-
-}  // namespace
-
-std::unique_ptr<DeviceMemory> make_host_memory(bool poison) {
-  return std::make_unique<HostMemory>(poison);
 }
 
 }  // namespace lathe

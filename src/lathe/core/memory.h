@@ -84,7 +84,8 @@ class DeviceMemory {
   void reset_peak();
 
  protected:
-  virtual std::byte* acquire(int64_t bytes) = 0;  // called with the lock held
+  // Called with the lock held; 64-byte aligned, or null in a memory that holds nothing.
+  virtual std::byte* acquire(int64_t bytes) = 0;
   virtual void release(std::byte* data, int64_t bytes) = 0;
 
  private:
@@ -101,8 +102,10 @@ class DeviceMemory {
   bool at_peak_ = true;  // nothing was freed since the peak: live_tensors_ are its names
 };
 
-// Memory of this machine. Freed blocks are kept by size class and used again, so steps after the first touch no new
-// pages. poison: fill every new block with NaN patterns (tests; finds reads of what nobody wrote).
+// Memory of this machine (host_memory.h). poison: fill every new block with NaN patterns (tests; finds reads of what
+// nobody wrote).
 [[nodiscard]] std::unique_ptr<DeviceMemory> make_host_memory(bool poison = false);
+// Counts what is allocated and holds none of it: data pointers are null, copies do nothing (to the host: zeros).
+[[nodiscard]] std::unique_ptr<DeviceMemory> make_counting_memory();
 
 }  // namespace lathe

@@ -157,7 +157,10 @@ void HfFolder::read_rows(const std::string& tensor, int64_t row, int64_t rows, i
   LATHE_CHECK(row >= 0 && rows >= 0 && row_elements >= 0 && (row + rows) * row_elements <= what.elements(),
               "{}: rows {} + {} of {} elements", tensor, row, rows, row_elements);
   const int64_t offset = row * row_elements * safetensors_dtype_size(what.dtype);
-  weights_to_float(what.dtype, bytes(tensor) + offset, rows * row_elements, to);
+  const std::byte* from = bytes(tensor) + offset;
+  weights_to_float(what.dtype, from, rows * row_elements, to);
+  const int64_t read = rows * row_elements * safetensors_dtype_size(what.dtype);
+  files_[index_of(tensor)]->release(from, static_cast<uint64_t>(read));
 }
 
 }  // namespace lathe

@@ -166,6 +166,14 @@ SafetensorsFile::~SafetensorsFile() {
   if (mapping_ != nullptr) ::munmap(const_cast<std::byte*>(mapping_), mapping_bytes_);
 }
 
+void SafetensorsFile::release(const std::byte* from, uint64_t bytes) const {
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t begin = static_cast<size_t>(from - mapping_) / page * page;
+  const size_t end = std::min(mapping_bytes_, static_cast<size_t>(from - mapping_) + bytes);
+  // Whole pages, neighbours included: the mapping is never written, so dropping one costs a read at most.
+  if (end > begin) static_cast<void>(::madvise(const_cast<std::byte*>(mapping_) + begin, end - begin, MADV_DONTNEED));
+}
+
 void SafetensorsFile::check_header_length(uint64_t header_bytes) const {
   const std::string guess = guess_of_kind(as_text(mapping_, std::min<size_t>(mapping_bytes_, 64)));
   const std::string hint = guess.empty() ? kIncompleteHint : guess;

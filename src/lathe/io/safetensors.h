@@ -34,6 +34,8 @@ class SafetensorsFile {
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
   // May be misaligned: copy, do not cast.
   [[nodiscard]] const std::byte* bytes(const TensorInfo& info) const { return mapping_ + info.begin; }
+  // Bytes that were read and are not needed soon: the pages that hold them leave memory, and come back when read again.
+  void release(const std::byte* from, uint64_t bytes) const;
   [[nodiscard]] std::vector<std::string> names_in_file_order() const;  // by where the data lies
 
  private:
