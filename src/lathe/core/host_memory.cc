@@ -34,7 +34,8 @@ int64_t reservation() {
 
 HostMemory::HostMemory(bool poison) : poison_(poison), reserved_(reservation()) {
   void* range = MAP_FAILED;
-  for (; range == MAP_FAILED && reserved_ >= kGrowth; reserved_ /= 2) {  // a limit on addresses may forbid so many
+  for (; range == MAP_FAILED && reserved_ >= kGrowth;
+       reserved_ /= 2) {  // a limit on addresses may forbid so many
     range = ::mmap(nullptr, static_cast<size_t>(reserved_), PROT_NONE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range != MAP_FAILED) break;

@@ -84,7 +84,7 @@ class DeviceMemory {
   void reset_peak();
 
  protected:
-  // Called with the lock held; 64-byte aligned, or null in a memory that holds nothing.
+  // Called with the lock held; 64-byte aligned.
   virtual std::byte* acquire(int64_t bytes) = 0;
   virtual void release(std::byte* data, int64_t bytes) = 0;
 
@@ -105,7 +105,7 @@ class DeviceMemory {
 // Memory of this machine (host_memory.h). poison: fill every new block with NaN patterns (tests; finds reads of what
 // nobody wrote).
 [[nodiscard]] std::unique_ptr<DeviceMemory> make_host_memory(bool poison = false);
-// Counts what is allocated and holds none of it: data pointers are null, copies do nothing (to the host: zeros).
+// Counts what is allocated and holds none of it: nothing may be read or written, copies to the host give zeros.
 [[nodiscard]] std::unique_ptr<DeviceMemory> make_counting_memory();
 
 }  // namespace lathe

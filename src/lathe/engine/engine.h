@@ -3,6 +3,7 @@
 // Called from one host thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <future>
@@ -94,7 +95,10 @@ class Engine {
   [[nodiscard]] int64_t step() const { return step_; }
   [[nodiscard]] std::string remat_choice() const { return remat_choice_; }
   [[nodiscard]] ParameterStore& store() { return *store_; }
-  // Decides which layers keep their activations for micro-batches of this shape, and says so once.
+  // The last `count` layers keep what backward needs, the others recompute it.
+  void keep_last_layers(int64_t count);
+  [[nodiscard]] int64_t kept_layers() const { return std::count(keep_all_.begin(), keep_all_.end(), true); }
+  // Decides by remat.policy which layers keep it for micro-batches of this shape, and says so once.
   void plan_remat(int64_t rows, int64_t row_length);
   // Where kernels of this engine must run (tests look at device memory there).
   [[nodiscard]] DeviceThread& device_thread() { return *thread_; }

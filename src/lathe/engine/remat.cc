@@ -1,71 +1,55 @@
 // Which layers keep what backward needs, and which recompute it from their input.
-#include <algorithm>
-
 #include "lathe/engine/engine.h"
+#include "lathe/engine/rehearsal.h"
 
 namespace lathe {
-namespace {
 
-int64_t attention_elements(const ModelConfig& c) {
-  const int64_t q = c.num_attention_heads * c.head_dim;
-  const int64_t kv = c.num_key_value_heads * c.head_dim;
-  return q * (c.attn_output_gate ? 2 : 1) + 2 * kv + q + kv + q + 2 * c.num_attention_heads +
-         c.num_key_value_heads;
+void Engine::keep_last_layers(int64_t count) {
+  const auto layers = static_cast<int64_t>(config_.layers.size());
+  LATHE_CHECK(count >= 0 && count <= layers, "{} of {} layers", count, layers);
+  keep_all_.assign(static_cast<size_t>(layers), false);
+  // The last layers are the first to be needed again.
+  for (int64_t i = layers - count; i < layers; ++i) keep_all_[static_cast<size_t>(i)] = true;
+  remat_choice_ = count == layers ? "none"
+                  : count == 0    ? "full"
+                                  : fmt::format("full for the first {} of {} layers", layers - count, layers);
 }
-
-int64_t delta_elements(const ModelConfig& c, int64_t chunk) {
-  const int64_t keys = 2 * c.linear_num_key_heads * c.linear_key_head_dim;
-  const int64_t states = c.linear_value_dim() * c.linear_key_head_dim / chunk;
-  return 2 * c.linear_mixed_dim() + 3 * c.linear_value_dim() + keys + 5 * c.linear_num_value_heads + states;
-}
-
-int64_t mlp_elements(const ModelConfig& c, MlpKind kind) {
-  if (kind == MlpKind::kDense) return 2 * c.intermediate_size;
-  return c.num_experts + c.num_experts_per_tok * (4 + c.hidden_size + 2 * c.moe_intermediate_size) +
-         2 * c.shared_expert_intermediate_size + 1;
-}
-
-// Bytes a layer keeps under `none` beyond its input: the tensors of LayerSaved.
-int64_t kept_bytes(const ModelConfig& c, LayerKind kind, int64_t tokens, int64_t chunk, int64_t element) {
-  const int64_t mixer =
-      kind.mixer == MixerKind::kFullAttention ? attention_elements(c) : delta_elements(c, chunk);
-  return tokens * element * (3 * c.hidden_size + 2 + mixer + mlp_elements(c, kind.mlp));
-}
-
-}  // namespace
 
 void Engine::plan_remat(int64_t rows, int64_t row_length) {
-  const auto layers = config_.layers.size();
-  keep_all_.assign(layers, options_.remat == RematPolicy::kNone);
+  const auto layers = static_cast<int64_t>(config_.layers.size());
   if (options_.remat != RematPolicy::kAuto) {
-    remat_choice_ = options_.remat == RematPolicy::kNone ? "none" : "full";
+    keep_last_layers(options_.remat == RematPolicy::kNone ? layers : 0);
     return;
   }
-  const int64_t tokens = rows * row_length;
-  const int64_t element = dtype_size(device_.float_type());
-  int64_t largest = 0;
-  for (const LayerKind& kind : config_.layers) {
-    largest = std::max(largest, kept_bytes(config_, kind, tokens, options_.delta_rule_chunk, element));
+  const MicroBatch largest = largest_micro_batch(rows, row_length);
+  const auto peak = [&](int64_t kept) {
+    return rehearse_step(device_.options, config_, store_->layout(), options_, largest, kept).use.total();
+  };
+  int64_t fits = 0;  // layers that may keep everything
+  int64_t needed = peak(layers);
+  if (needed <= options_.memory_budget) {
+    fits = layers;
+  } else {
+    for (int64_t low = 1, high = layers - 1; low <= high;) {
+      const int64_t middle = (low + high) / 2;
+      if (peak(middle) <= options_.memory_budget) {
+        fits = middle;
+        low = middle + 1;
+      } else {
+        high = middle - 1;
+      }
+    }
+    needed = peak(fits);
   }
-  // Always there: weights, gradients, optimizer; layer inputs; a layer at work (what it keeps, and as much again for its
-  // gradients); a chunk of logits.
-  const int64_t inputs = tokens * config_.hidden_size * element * static_cast<int64_t>(layers + 2);
-  const int64_t logits = std::min(options_.head_chunk, tokens) * config_.vocab_size * element;
-  int64_t left = options_.memory_budget - device_.memory->live().total() - inputs - logits - 2 * largest;
-  int64_t kept = 0;
-  for (size_t i = layers; i-- > 0;) {  // the last layers are the first to be needed again
-    const int64_t bytes = kept_bytes(config_, config_.layers[i], tokens, options_.delta_rule_chunk, element);
-    if (bytes > left) break;
-    left -= bytes;
-    keep_all_[i] = true;
-    ++kept;
+  keep_last_layers(fits);
+  const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
+  log_.info("remat.policy auto: {} (needs {:.2f} GiB of a budget of {:.2f} GiB)", remat_choice_, gib(needed),
+            gib(options_.memory_budget));
+  if (needed > options_.memory_budget) {
+    log_.warning(
+        "run.memory_budget of {:.2f} GiB is less than the {:.2f} GiB that even remat.policy full needs",
+        gib(options_.memory_budget), gib(needed));
   }
-  remat_choice_ = kept == static_cast<int64_t>(layers) ? "none"
-                  : kept == 0                          ? "full"
-                                                       : fmt::format("full for the first {} of {} layers",
-                                                                     static_cast<int64_t>(layers) - kept, layers);
-  log_.info("remat.policy auto: {} (memory budget {:.2f} GiB)", remat_choice_,
-            static_cast<double>(options_.memory_budget) / (1 << 30));
 }
 
 }  // namespace lathe

@@ -171,7 +171,8 @@ void SafetensorsFile::release(const std::byte* from, uint64_t bytes) const {
   const size_t begin = static_cast<size_t>(from - mapping_) / page * page;
   const size_t end = std::min(mapping_bytes_, static_cast<size_t>(from - mapping_) + bytes);
   // Whole pages, neighbours included: the mapping is never written, so dropping one costs a read at most.
-  if (end > begin) static_cast<void>(::madvise(const_cast<std::byte*>(mapping_) + begin, end - begin, MADV_DONTNEED));
+  if (end > begin)
+    static_cast<void>(::madvise(const_cast<std::byte*>(mapping_) + begin, end - begin, MADV_DONTNEED));
 }
 
 void SafetensorsFile::check_header_length(uint64_t header_bytes) const {

@@ -6,7 +6,8 @@ namespace lathe {
 
 Device::Device(const DeviceOptions& device_options)
     : options(device_options),
-      memory(make_host_memory(device_options.poison)),
+      memory(device_options.name == "plan" ? make_counting_memory()
+                                           : make_host_memory(device_options.poison)),
       queue(make_queue(device_options.threads)) {
   if (options.name == "ref") {
     kernels = ref_kernel_table();
@@ -15,6 +16,8 @@ Device::Device(const DeviceOptions& device_options)
                 dtype_name(options.float_type));
     cap_onednn_isa(options.isa);
     kernels = cpu_kernel_table(options.isa);
+  } else if (options.name == "plan") {
+    kernels = plan_kernel_table();
   } else {
     config_error("run.device", fmt::format("unknown device '{}'", options.name), "use cpu or ref");
   }

@@ -11,11 +11,11 @@
 namespace lathe {
 
 struct DeviceOptions {
-  std::string name = "cpu";  // cpu, ref
+  std::string name = "cpu";  // cpu, ref; plan: counts memory, computes nothing
   int threads = 1;
   Isa isa = Isa::kAvx2;  // cpu only; see chosen_isa()
   bool poison = false;   // fill new memory with NaN (tests)
-  // Type of activations and gradients: f32; f64 on ref alone, for finite differences.
+  // Type of activations and gradients: f32; f64 on ref and plan alone, for finite differences.
   DType float_type = DType::kF32;
 };
 

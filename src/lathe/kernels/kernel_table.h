@@ -80,6 +80,9 @@ void check_complete(const KernelTable& table, const char* device);
 
 // Plain loops, f32 or f64 by the type of the arguments.
 [[nodiscard]] KernelTable ref_kernel_table();
+// Computes nothing: the trainer program runs through it to have its allocations counted. What a kernel returns to the
+// host is zero.
+[[nodiscard]] KernelTable plan_kernel_table();
 // The fast path at an instruction set level; f32 (bf16 weights where a header says so).
 [[nodiscard]] KernelTable cpu_kernel_table(Isa isa);
 

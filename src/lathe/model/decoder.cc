@@ -15,8 +15,8 @@ ConstView Decoder::forced_experts(const BatchView& batch, int layer) const {
                                                    : batch.forced_experts[static_cast<size_t>(index)];
 }
 
-Tensor Decoder::layer_forward(const BatchView& batch, int layer, Phase phase, ConstView x,
-                              LayerSaved& saved) {
+void Decoder::layer_forward(const BatchView& batch, int layer, Phase phase, ConstView x, LayerSaved& saved,
+                            View out) {
   Device& device = context_.device;
   Queue& queue = *device.queue;
   const ModelConfig& config = context_.config;
@@ -42,12 +42,12 @@ Tensor Decoder::layer_forward(const BatchView& batch, int layer, Phase phase, Co
   // Choices are kept, never recomputed: a near tie must not flip between forward and backward.
   const ConstView forced =
       saved.kept_experts.empty() ? forced_experts(batch, layer) : saved.kept_experts.view();
-  Tensor out = kind.mlp == MlpKind::kDense
-                   ? dense_forward(context_, weights, saved.normed2, saved.dense)
-                   : moe_forward(context_, batch, weights, saved.normed2, forced, saved.moe);
-  device.kernels.add(queue, saved.h, out, out);
+  const MlpOutput output = out.empty() ? MlpOutput::kUnused : MlpOutput::kWanted;
+  const Tensor y = kind.mlp == MlpKind::kDense
+                       ? dense_forward(context_, weights, saved.normed2, saved.dense, output)
+                       : moe_forward(context_, batch, weights, saved.normed2, forced, saved.moe, output);
+  if (output == MlpOutput::kWanted) device.kernels.add(queue, saved.h, y, out);
   saved.complete = true;
-  return out;
 }
 
 Tensor Decoder::layer_backward(const BatchView& batch, int layer, LayerSaved& saved, ConstView dy) {
@@ -60,7 +60,7 @@ Tensor Decoder::layer_backward(const BatchView& batch, int layer, LayerSaved& sa
   const int64_t tokens = batch.tokens();
   const Shape shape{tokens, config.hidden_size};
   if (!saved.complete) {
-    const Tensor output = layer_forward(batch, layer, Phase::kRemat, saved.x, saved);
+    layer_forward(batch, layer, Phase::kRemat, saved.x, saved, {});
   }
   const GatheredWeights weights = store.gather(layer, Phase::kBackward);
 
@@ -101,31 +101,35 @@ Tensor Decoder::forward(const BatchView& batch, const std::vector<bool>& keep_al
                         std::vector<LayerSaved>* saved, std::vector<ExpertCounts>* counts) {
   Device& device = context_.device;
   const ModelConfig& config = context_.config;
-  Tensor x = device.activation(Shape{batch.tokens(), config.hidden_size}, "hidden");
+  const Shape shape{batch.tokens(), config.hidden_size};
+  const size_t layers = config.layers.size();
+  // The layers' inputs live longest: allocated together and first, they leave no gaps between what comes and goes.
+  std::vector<Tensor> inputs(saved != nullptr ? layers + 1 : 2);
+  for (Tensor& input : inputs) input = device.activation(shape, "layer.x");
   {
     const GatheredWeights weights = context_.store.gather(kEmbeddingUnit, Phase::kForward);
-    device.kernels.embedding_forward(*device.queue, batch.ids, weights[ParameterRole::kEmbedding], x);
+    device.kernels.embedding_forward(*device.queue, batch.ids, weights[ParameterRole::kEmbedding], inputs[0]);
   }
-  if (saved != nullptr) saved->resize(config.layers.size());
-  for (size_t i = 0; i < config.layers.size(); ++i) {
+  if (saved != nullptr) saved->resize(layers);
+  for (size_t i = 0; i < layers; ++i) {
     LayerSaved layer;
-    Tensor out = layer_forward(batch, static_cast<int>(i), Phase::kForward, x, layer);
+    Tensor& x = inputs[saved != nullptr ? i : i % 2];
+    Tensor& out = inputs[saved != nullptr ? i + 1 : (i + 1) % 2];
+    layer_forward(batch, static_cast<int>(i), Phase::kForward, x, layer, out);
     if (counts != nullptr && config.layers[i].mlp == MlpKind::kMoe) {
       ExpertCounts& count = counts->emplace_back(static_cast<size_t>(config.num_experts));
       device.kernels.moe_counts(*device.queue, layer.moe.offsets, count);
     }
-    if (saved != nullptr) {
-      LayerSaved& kept = (*saved)[i];
-      if (keep_all[i]) {
-        kept = std::move(layer);
-      } else {
-        kept.kept_experts = std::move(layer.moe.expert);
-      }
-      kept.x = std::move(x);
+    if (saved == nullptr) continue;
+    LayerSaved& kept = (*saved)[i];
+    if (keep_all[i]) {
+      kept = std::move(layer);
+    } else {
+      kept.kept_experts = std::move(layer.moe.expert);
     }
-    x = std::move(out);
+    kept.x = std::move(x);
   }
-  return x;
+  return std::move(inputs[saved != nullptr ? layers : layers % 2]);
 }
 
 void Decoder::backward(const BatchView& batch, std::vector<LayerSaved>& saved, Tensor d_hidden) {

@@ -85,14 +85,16 @@ struct LayerSaved {
 [[nodiscard]] Tensor delta_backward(ModelContext& context, const BatchView& batch,
                                     const GatheredWeights& weights, int layer, ConstView x, DeltaSaved& saved,
                                     ConstView dy);
+// The output of an MLP is the end of a layer: where a layer is recomputed for its backward, nothing needs it.
+enum class MlpOutput : uint8_t { kWanted, kUnused };
 [[nodiscard]] Tensor dense_forward(ModelContext& context, const GatheredWeights& weights, ConstView x,
-                                   DenseSaved& saved);
+                                   DenseSaved& saved, MlpOutput output);
 [[nodiscard]] Tensor dense_backward(ModelContext& context, const GatheredWeights& weights, int layer,
                                     ConstView x, DenseSaved& saved, ConstView dy);
 // forced: i32 [tokens, top_k] choices to take instead of the router's, or empty.
 [[nodiscard]] Tensor moe_forward(ModelContext& context, const BatchView& batch,
                                  const GatheredWeights& weights, ConstView x, ConstView forced,
-                                 MoeSaved& saved);
+                                 MoeSaved& saved, MlpOutput output);
 [[nodiscard]] Tensor moe_backward(ModelContext& context, const GatheredWeights& weights, int layer,
                                   ConstView x, MoeSaved& saved, ConstView dy);
 
@@ -112,8 +114,9 @@ class Decoder {
   void backward(const BatchView& batch, std::vector<LayerSaved>& saved, Tensor d_hidden);
 
  private:
-  [[nodiscard]] Tensor layer_forward(const BatchView& batch, int layer, Phase phase, ConstView x,
-                                     LayerSaved& saved);
+  // out: the layer's output, or empty when only what backward needs is wanted.
+  void layer_forward(const BatchView& batch, int layer, Phase phase, ConstView x, LayerSaved& saved,
+                     View out);
   [[nodiscard]] Tensor layer_backward(const BatchView& batch, int layer, LayerSaved& saved, ConstView dy);
   [[nodiscard]] ConstView forced_experts(const BatchView& batch, int layer) const;
 

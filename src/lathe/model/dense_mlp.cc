@@ -3,9 +3,11 @@
 
 namespace lathe {
 
-Tensor dense_forward(ModelContext& context, const GatheredWeights& weights, ConstView x, DenseSaved& saved) {
+Tensor dense_forward(ModelContext& context, const GatheredWeights& weights, ConstView x, DenseSaved& saved,
+                     MlpOutput output) {
   Device& device = context.device;
   saved.gate_up = linear_forward(context, x, weights[ParameterRole::kGateUp], "mlp.gate_up");
+  if (output == MlpOutput::kUnused) return {};
   Tensor h = device.activation(Shape{saved.gate_up.view().dim(0), saved.gate_up.view().dim(1) / 2}, "mlp.h");
   device.kernels.swiglu_forward(*device.queue, saved.gate_up, {}, h);
   return linear_forward(context, h, weights[ParameterRole::kDown], "mlp");

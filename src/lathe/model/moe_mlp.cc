@@ -10,6 +10,7 @@ RouterParams router_params(const ModelConfig& config) {
       .experts = config.num_experts, .top_k = config.num_experts_per_tok, .norm_topk = config.norm_topk_prob};
 }
 
+// out: added to; empty when only what backward needs is wanted.
 void shared_forward(ModelContext& context, const GatheredWeights& weights, ConstView x, MoeSaved& saved,
                     View out) {
   Device& device = context.device;
@@ -17,11 +18,12 @@ void shared_forward(ModelContext& context, const GatheredWeights& weights, Const
   const int64_t tokens = x.dim(0);
   saved.shared_gate_up =
       linear_forward(context, x, weights[ParameterRole::kSharedGateUp], "moe.shared_gate_up");
+  saved.shared_weight = linear_forward(context, x, weights[ParameterRole::kSharedGate], "moe.shared_weight");
+  device.kernels.sigmoid_forward(queue, saved.shared_weight, saved.shared_weight);
+  if (out.empty()) return;
   Tensor h = device.activation(Shape{tokens, saved.shared_gate_up.view().dim(1) / 2}, "moe.shared_h");
   device.kernels.swiglu_forward(queue, saved.shared_gate_up, {}, h);
   Tensor y = linear_forward(context, h, weights[ParameterRole::kSharedDown], "moe.shared");
-  saved.shared_weight = linear_forward(context, x, weights[ParameterRole::kSharedGate], "moe.shared_weight");
-  device.kernels.sigmoid_forward(queue, saved.shared_weight, saved.shared_weight);
   device.kernels.add_scaled_rows(queue, y, saved.shared_weight.view().reshape({tokens}), out);
 }
 
@@ -54,7 +56,7 @@ void shared_backward(ModelContext& context, const GatheredWeights& weights, int 
 }  // namespace
 
 Tensor moe_forward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights, ConstView x,
-                   ConstView forced, MoeSaved& saved) {
+                   ConstView forced, MoeSaved& saved, MlpOutput output) {
   Device& device = context.device;
   Queue& queue = *device.queue;
   const ModelConfig& config = context.config;
@@ -83,8 +85,9 @@ Tensor moe_forward(ModelContext& context, const BatchView& batch, const Gathered
   const GroupedMatmulParams product{.trans_w = true, .compute = context.options.compute};
   device.kernels.grouped_matmul(queue, product, saved.rows, weights[ParameterRole::kExpertsGateUp],
                                 saved.offsets, saved.gate_up);
-  Tensor out = device.activation(Shape{tokens, config.hidden_size}, "mlp");
-  {
+  Tensor out;
+  if (output == MlpOutput::kWanted) {
+    out = device.activation(Shape{tokens, config.hidden_size}, "mlp");
     Tensor h = device.activation(Shape{slots, config.moe_intermediate_size}, "moe.h");
     device.kernels.swiglu_forward(queue, saved.gate_up, saved.offsets, h);
     Tensor y = device.activation(Shape{slots, config.hidden_size}, "moe.expert_out");

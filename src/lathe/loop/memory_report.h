@@ -1,0 +1,18 @@
+// What a run holds at its worst moment, for people: by kind, then by name.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lathe/core/memory.h"
+
+namespace lathe {
+
+// One line a kind with its largest tensors; those of equal name (a layer's parameters apart from its number) are added up.
+[[nodiscard]] std::vector<std::string> memory_report(const MemoryUse& use,
+                                                     const std::vector<LiveTensor>& live);
+
+// "1.59 GiB", "12.3 MiB".
+[[nodiscard]] std::string bytes_text(int64_t bytes);
+
+}  // namespace lathe
