@@ -9,6 +9,7 @@
 
 #include <cpuid.h>
 #include <immintrin.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -104,6 +105,12 @@ int64_t available_memory_bytes() {
   if (limit_file >> limit && used_file >> used)
     available = std::min(available, std::max<int64_t>(limit - used, 0));
   return available;
+}
+
+int64_t peak_resident_bytes() {
+  struct rusage usage {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} * 1024;
 }
 
 bool has_native_bf16(Isa isa) {

@@ -21,6 +21,8 @@ struct CpuInfo {
 [[nodiscard]] Isa chosen_isa();
 // Bytes of memory that this machine, or this process's control group if that allows less, can still give.
 [[nodiscard]] int64_t available_memory_bytes();
+// The most memory this process has had resident so far.
+[[nodiscard]] int64_t peak_resident_bytes();
 // True where bf16 products run natively at this level.
 [[nodiscard]] bool has_native_bf16(Isa isa);
 

@@ -65,6 +65,8 @@ struct TokenScores {  // per scored token of a micro-batch
   std::vector<double> entropy;
 };
 
+struct RehearsedPeak;
+
 class Engine {
  public:
   Engine(Device& device, Communicator& communicator, const ModelConfig& config, const ParameterLayout& layout,
@@ -98,6 +100,9 @@ class Engine {
   // The last `count` layers keep what backward needs, the others recompute it.
   void keep_last_layers(int64_t count);
   [[nodiscard]] int64_t kept_layers() const { return std::count(keep_all_.begin(), keep_all_.end(), true); }
+  // What a step of two such micro-batches holds at its worst moment, counted without computing anything. Only sizes and
+  // counts of `micro_batch` matter.
+  [[nodiscard]] RehearsedPeak rehearse(const MicroBatch& micro_batch, int64_t kept_layers) const;
   // Decides by remat.policy which layers keep it for micro-batches of this shape, and says so once.
   void plan_remat(int64_t rows, int64_t row_length);
   // Where kernels of this engine must run (tests look at device memory there).

@@ -20,7 +20,7 @@ MicroBatch largest_micro_batch(int64_t rows, int64_t row_length) {
       out.temperature.push_back(1);
       out.sequence.push_back(static_cast<int32_t>(r));
       out.completion_position.push_back(static_cast<int32_t>(t - 1));
-      out.advantage.push_back(1);
+      out.advantage.push_back(0);
     }
     out.overlong.push_back(0);
     out.item.push_back(r);
@@ -28,18 +28,25 @@ MicroBatch largest_micro_batch(int64_t rows, int64_t row_length) {
   return out;
 }
 
-RehearsedPeak rehearse_step(const DeviceOptions& device, const ModelConfig& config,
-                            const ParameterLayout& layout, const EngineOptions& options,
-                            const MicroBatch& micro_batch, int64_t kept_layers) {
-  Device plan(
-      {.name = "plan", .threads = 1, .isa = device.isa, .poison = false, .float_type = device.float_type});
+RehearsedPeak Engine::rehearse(const MicroBatch& micro_batch, int64_t kept_layers) const {
+  Device plan({.name = "plan",
+               .threads = 1,
+               .isa = device_.options.isa,
+               .poison = false,
+               .float_type = device_.float_type()});
   const std::unique_ptr<Communicator> communicator = make_solo_communicator();
   Log silent(false);
-  Engine engine(plan, *communicator, config, layout, options, silent);
+  Engine engine(plan, *communicator, config_, store_->layout(), options_, silent);
   engine.keep_last_layers(kept_layers);
+  MicroBatch complete = micro_batch;
+  // Log-probs that are computed later; they lie on the host and count for nothing.
+  for (std::vector<double>* values :
+       {&complete.old_logprobs, &complete.ref_logprobs, &complete.rollout_logprobs}) {
+    values->resize(static_cast<size_t>(complete.scored()), 0);
+  }
   constexpr int kMicroBatches = 2;
   std::vector<std::shared_ptr<PreparedMicroBatch>> prepared;
-  for (int i = 0; i < kMicroBatches; ++i) prepared.push_back(engine.prepare(micro_batch));
+  for (int i = 0; i < kMicroBatches; ++i) prepared.push_back(engine.prepare(complete));
   for (auto& one : prepared) engine.fwd_bwd(std::move(one));
   std::future<StepResult> update = engine.update();
   static_cast<void>(engine.result_of(update));

@@ -22,9 +22,7 @@ void Engine::plan_remat(int64_t rows, int64_t row_length) {
     return;
   }
   const MicroBatch largest = largest_micro_batch(rows, row_length);
-  const auto peak = [&](int64_t kept) {
-    return rehearse_step(device_.options, config_, store_->layout(), options_, largest, kept).use.total();
-  };
+  const auto peak = [&](int64_t kept) { return rehearse(largest, kept).use.total(); };
   int64_t fits = 0;  // layers that may keep everything
   int64_t needed = peak(layers);
   if (needed <= options_.memory_budget) {

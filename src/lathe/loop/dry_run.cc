@@ -1,4 +1,6 @@
 // What `lathe train --dry-run` says: everything the run would use is read, checked and packed.
+#include "lathe/engine/rehearsal.h"
+#include "lathe/loop/memory_report.h"
 #include "lathe/loop/trainer.h"
 
 namespace lathe {
@@ -24,14 +26,9 @@ void Trainer::dry_run() {
   for (const auto& [name, value] : data.metrics) print_(fmt::format("  {}: {:.6g}", name, value));
   print_(fmt::format("plan: {} steps of {} micro-batches ({} x {} tokens)", config_.run.steps,
                      data.micro_batches.size(), config_.data.rows_per_micro_batch, config_.data.row_length));
-  const MemoryUse live = device_.memory->live();
-  for (int kind = 0; kind < kMemoryKinds; ++kind) {
-    const auto k = static_cast<MemoryKind>(kind);
-    if (live.of(k) > 0) {
-      print_(fmt::format("memory: {:.1f} MiB {}", static_cast<double>(live.of(k)) / (1 << 20),
-                         memory_kind_name(k)));
-    }
-  }
+  const RehearsedPeak peak = engine_->rehearse(largest_of(data.micro_batches), engine_->kept_layers());
+  print_(fmt::format("memory at the peak of a step: {}", bytes_text(peak.use.total())));
+  for (const std::string& line : memory_report(peak.use, peak.live)) print_("  " + line);
   for (const auto& [key, choice] : notes_) print_(fmt::format("{}: {}", key, choice));
   print_(fmt::format("remat.policy: {}", engine_->remat_choice()));
   print_("dry run: everything was read and checked, nothing was trained");

@@ -63,6 +63,11 @@ std::string bytes_text(int64_t bytes) {
   return fmt::format("{:.1f} KiB", b / (1 << 10));
 }
 
+const MicroBatch& largest_of(const std::vector<MicroBatch>& micro_batches) {
+  return *std::max_element(micro_batches.begin(), micro_batches.end(),
+                           [](const MicroBatch& a, const MicroBatch& b) { return a.scored() < b.scored(); });
+}
+
 std::vector<std::string> memory_report(const MemoryUse& use, const std::vector<LiveTensor>& live) {
   std::vector<std::string> lines;
   for (int i = 0; i < kMemoryKinds; ++i) {

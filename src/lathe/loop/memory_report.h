@@ -5,12 +5,16 @@
 #include <vector>
 
 #include "lathe/core/memory.h"
+#include "lathe/data/micro_batch.h"
 
 namespace lathe {
 
 // One line a kind with its largest tensors; those of equal name (a layer's parameters apart from its number) are added up.
 [[nodiscard]] std::vector<std::string> memory_report(const MemoryUse& use,
                                                      const std::vector<LiveTensor>& live);
+
+// The one with the most scored tokens: the one whose step holds most. `micro_batches` is not empty.
+[[nodiscard]] const MicroBatch& largest_of(const std::vector<MicroBatch>& micro_batches);
 
 // "1.59 GiB", "12.3 MiB".
 [[nodiscard]] std::string bytes_text(int64_t bytes);

@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "lathe/core/cpu.h"
+#include "lathe/loop/memory_report.h"
+
 namespace lathe {
 
 std::vector<Metric> StepReporter::step_metrics(const StepResult& result, const StepInfo& info,
@@ -20,7 +23,8 @@ std::vector<Metric> StepReporter::step_metrics(const StepResult& result, const S
           {"time/idle_s", result.idle_s},
           {"perf/tokens_per_s", static_cast<double>(info.trained_tokens) / device_s},
           {"perf/model_flops_per_s", result.flops / device_s},
-          {"perf/peak_mem_bytes", static_cast<double>(device_.memory->peak().total())}};
+          {"perf/peak_mem_bytes", static_cast<double>(device_.memory->peak().total())},
+          {"perf/peak_rss_bytes", static_cast<double>(peak_resident_bytes())}};
 }
 
 void StepReporter::report(const StepResult& result, StepInfo info, const Notes& notes) {
@@ -43,6 +47,11 @@ void StepReporter::report(const StepResult& result, StepInfo info, const Notes& 
       100 * value("policy/clip_frac"), result.update.grad_norm,
       static_cast<double>(info.trained_tokens) / (result.fwd_bwd_s + result.update_s),
       static_cast<double>(device_.memory->peak().total()) / (1 << 30));
+  if (const int64_t planned = std::exchange(planned_memory_, 0); planned > 0) {
+    log_.info("memory at the peak of the first step: {}, planned {}; the process holds {}",
+              bytes_text(device_.memory->peak().total()), bytes_text(planned),
+              bytes_text(peak_resident_bytes()));
+  }
   if (result.update.skipped) log_.warning("step {} is skipped: {}", result.step, result.update.reason);
 }
 

@@ -17,6 +17,8 @@ class StepReporter {
       : config_(config), device_(device), folder_(folder), log_(log), last_report_(steady_seconds()) {}
 
   void set_startup_seconds(double seconds) { startup_s_ = seconds; }
+  // What the rehearsal of a step said; compared with what the first step really took.
+  void set_planned_memory(int64_t bytes) { planned_memory_ = bytes; }
   // `notes` go into the first line of metrics.jsonl.
   void report(const StepResult& result, StepInfo info, const Notes& notes);
 
@@ -29,6 +31,7 @@ class StepReporter {
   RunFolder& folder_;
   Log& log_;
   double startup_s_ = 0;
+  int64_t planned_memory_ = 0;
   double last_report_;
 };
 

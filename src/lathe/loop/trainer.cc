@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "lathe/core/error.h"
+#include "lathe/engine/rehearsal.h"
+#include "lathe/loop/memory_report.h"
 
 namespace lathe {
 namespace {
@@ -106,10 +108,13 @@ int Trainer::run() {
   folder_ = std::make_unique<RunFolder>(config_.run.dir, config_.run.resume, options_.resolved_config, log_);
   reporter_ = std::make_unique<StepReporter>(config_, device_, *folder_, log_);
   for (const auto& [key, choice] : notes_) log_.info("{}: {}", key, choice);
+  engine_->plan_remat(config_.data.rows_per_micro_batch, config_.data.row_length);
+  notes_.emplace_back("remat.policy", engine_->remat_choice());
+  reporter_->set_planned_memory(
+      engine_->rehearse(largest_of(feed_.ahead().micro_batches), engine_->kept_layers()).use.total());
   reporter_->set_startup_seconds(steady_seconds() - options_.process_start_s);
   while (engine_->step() < config_.run.steps) {
     if (!submit_step()) break;
-    if (engine_->step() == 1) notes_.emplace_back("remat.policy", engine_->remat_choice());
     if (engine_->step() < config_.run.steps) read_ahead();
   }
   report_pending();
