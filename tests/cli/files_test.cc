@@ -14,9 +14,10 @@ using nlohmann::json;
 class Files : public CommandTest {
  protected:
   static std::string golden(const std::string& name) { return std::string(LATHE_GOLDENS) + "/" + name; }
-  static json inspect(const std::string& path) {
+  static json inspect(const std::string& path, int code = 0) {
     const Finished done = run_lathe({"inspect", path, "--json"});
-    EXPECT_EQ(done.code, 0) << done.err;
+    EXPECT_EQ(done.code, code) << done.err;
+    EXPECT_EQ(done.err.empty(), code == 0) << done.err;
     return json::parse(done.out);
   }
   static std::string bytes(const std::string& path) {
@@ -56,7 +57,7 @@ TEST_F(Files, InspectCountsRollouts) {
        "1]}\n"
        "{\"prompt_ids\": [1, 2], \"completion_ids\": [3], \"reward\": 0}\n"
        "{\"prompt_ids\": [7], \"completion_ids\": [], \"reward\": 0}\n");
-  const json report = inspect("r.jsonl");
+  const json report = inspect("r.jsonl", 3);
   EXPECT_EQ(report.at("trajectories"), 2);
   EXPECT_EQ(report.at("groups"), 1);
   EXPECT_EQ(report.at("tokens"), 8);
@@ -67,6 +68,39 @@ TEST_F(Files, InspectCountsRollouts) {
   const Finished text = run_lathe({"inspect", "r.jsonl"});
   EXPECT_NE(text.out.find("trajectories: 2 in 1 groups\n"), std::string::npos) << text.out;
   EXPECT_NE(text.out.find("\nproblem: "), std::string::npos) << text.out;
+  EXPECT_EQ(text.err,
+            "error: r.jsonl:3: completion_ids: empty, expected at least one token id\nhint: the report on "
+            "stdout lists "
+            "every problem\n");
+}
+
+TEST_F(Files, InspectOfWhatWouldBeRefusedIsAnErrorBesideTheReport) {
+  std::string garbage;
+  for (int i = 0; i < 1000; ++i) garbage += "garbage\n";
+  const json report = inspect(file("garbage.txt", garbage), 3);
+  EXPECT_EQ(report.at("trajectories"), 0);
+  ASSERT_EQ(report.at("problems").size(), 101U);
+  EXPECT_EQ(report.at("problems").back(), "garbage.txt: 1000 bad lines altogether");
+  EXPECT_EQ(inspect(file("empty.jsonl", ""), 3).at("problems").size(), 1U);
+
+  std::filesystem::create_directories("m");
+  std::filesystem::copy_file(golden("llama/model/model.safetensors"), "m/model.safetensors");
+  file("m/config.json", R"({"model_type": "gpt2"})");
+  EXPECT_EQ(inspect("m", 4).at("problems").size(), 1U);
+  std::string config = bytes(golden("llama/model/config.json"));
+  const json parsed = json::parse(config);
+  json more = parsed;
+  more["num_hidden_layers"] = parsed.at("num_hidden_layers").get<int>() + 1;
+  file("m/config.json", more.dump());
+  EXPECT_EQ(inspect("m", 4).at("missing").size(), 9U);
+  // Layers that config.json does not count are not read, and named.
+  json fewer = parsed;
+  fewer["num_hidden_layers"] = parsed.at("num_hidden_layers").get<int>() - 1;
+  file("m/config.json", fewer.dump());
+  const json named = inspect("m");
+  EXPECT_EQ(named.at("unused").size(), 9U);
+  EXPECT_NE(named.at("unused").dump().find("model.layers.2.self_attn.q_proj.weight"), std::string::npos)
+      << named.at("unused").dump();
 }
 
 TEST_F(Files, InspectOfWhatIsNotThere) {

@@ -82,7 +82,6 @@ void check_case(const Json& json) {
                                                 {"kl_num", s.kl_num},
                                                 {"kl_loss_sum", s.kl_loss_sum},
                                                 {"entropy_sum", s.entropy_sum},
-                                                {"entropy_denom", s.entropy_denom},
                                                 {"kept", s.kept},
                                                 {"sequences", s.sequences},
                                                 {"kept_frac", s.kept / std::max(s.sequences, 1.0)},

@@ -156,6 +156,12 @@ TEST(Export, F16OverflowIsAnError) {
   temp.write("config.json", test::json_of(test::dense_keys("llama")));
   initialize_model(temp / "config.json", temp / "m", 1, "f16");
   Loaded model(temp / "m");
+  std::vector<std::string> warnings;
+  static_cast<void>(layout_of_folder(model.config, model.folder, &warnings));
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_NE(warnings[0].find("are F16, and are saved as such: a value beyond 65504 would stop the save"),
+            std::string::npos)
+      << warnings[0];
   model.values[0][0] = 70000;
   std::filesystem::create_directory(temp / "out");
   EXPECT_NE(error_of(ErrorKind::kModel,

@@ -307,6 +307,18 @@ TEST(FolderLayout, FindsThePrefix) {
   }
 }
 
+TEST(FolderLayout, TwoDecodersUnderTwoPrefixesAreRefused) {
+  ChangedFolder folder("qwen3_5_moe_wrapped");
+  auto second = folder.tensors.at("model.language_model.embed_tokens.weight");
+  second.name = "model.embed_tokens.weight";
+  folder.tensors[second.name] = second;
+  EXPECT_NE(error_of(ErrorKind::kModel, [&] { return folder.layout(nullptr); })
+                .find("model.language_model.embed_tokens.weight and model.embed_tokens.weight are both "
+                      "there: which is "
+                      "the decoder?"),
+            std::string::npos);
+}
+
 TEST(FolderLayout, VisionAndMtpUnderOtherPrefixes) {
   ChangedFolder folder("qwen3_5_moe_wrapped");
   folder.rename_prefix("model.visual.", "visual.");

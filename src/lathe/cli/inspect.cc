@@ -16,7 +16,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kFooter = R"(
 PATH is a model folder or checkpoint in Hugging Face layout, a .safetensors file, or a rollout file (.jsonl, .jsonl.gz).
-Problems are part of the report; the exit code is 0 when PATH could be read.
+Problems are part of the report; with any, the exit code is that of an error: 3 for rollouts, 4 for models.
 
 Examples:
   lathe inspect model
@@ -134,13 +134,33 @@ bool is_rollout_file(const std::string& path) {
   return std::filesystem::exists(path, error) || ends_with(path, ".jsonl") || ends_with(path, ".jsonl.gz");
 }
 
+// The report on stdout, and an error when lathe would refuse what it is about.
 template <typename Report>
-int show(const Report& report, bool json, Output& output) {
+void show(const Report& report, bool json, Output& output) {
   if (json) {
     // File names and keys may hold bytes that are not UTF-8.
     output.line(json_of(report).dump(2, ' ', false, Json::error_handler_t::replace));
   } else {
     print(report, output);
+  }
+}
+
+int inspect(const std::string& path, bool json, Output& output) {
+  constexpr const char* kHint = "the report on stdout lists every problem";
+  if (is_rollout_file(path)) {
+    const RolloutReport report = inspect_rollouts(path);
+    show(report, json, output);
+    if (report.problems.empty()) return 0;
+    data_error("", report.problems.front(), kHint);
+  }
+  const ModelReport report = inspect_model(path);
+  show(report, json, output);
+  if (!report.problems.empty()) model_error("", report.problems.front(), kHint);
+  if (!report.missing.empty()) {
+    model_error(
+        path,
+        fmt::format("{} tensors are missing, the first is {}", report.missing.size(), report.missing.front()),
+        kHint);
   }
   return 0;
 }
@@ -159,9 +179,7 @@ void add_inspect_command(CLI::App& app, CommandContext& context) {
   command.footer(kFooter);
   command.callback([arguments, &context] {
     context.action = [arguments, &context] {
-      return is_rollout_file(arguments->path)
-                 ? show(inspect_rollouts(arguments->path), arguments->json, context.output)
-                 : show(inspect_model(arguments->path), arguments->json, context.output);
+      return inspect(arguments->path, arguments->json, context.output);
     };
   });
 }

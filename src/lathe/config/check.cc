@@ -5,6 +5,7 @@
 #include "lathe/config/option_table.h"
 #include "lathe/data/packing.h"
 #include "lathe/grpo/config.h"
+#include "lathe/loop/setup.h"
 
 namespace lathe {
 namespace {
@@ -68,14 +69,7 @@ void check_mesh(const LoadedConfig& loaded, ProblemList* problems) {
 void check_packing(const RunConfig& config, ProblemList* problems) {
   const DataSection& data = config.data;
   if (data.row_length == 0) return;
-  PackingOptions options;
-  options.row_length = data.row_length;
-  options.rows_per_micro_batch = data.rows_per_micro_batch;
-  options.max_segments = data.max_segments;
-  options.segment_alignment = data.segment_alignment;
-  options.pad_at_start = data.pad_position == "start";
-  options.pad_alignment = data.pad_alignment;
-  problems->collect("", [&] { check_packing_options(options); });
+  problems->collect("", [&] { check_packing_options(packing_options(config)); });
   constexpr int64_t kMostTokens = (int64_t{1} << 31) - 1;
   if (data.row_length > kMostTokens / data.rows_per_micro_batch) {
     problems->add("data.rows_per_micro_batch",

@@ -1,6 +1,8 @@
 #include "lathe/core/parallel.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
@@ -11,6 +13,7 @@
 
 #include <sched.h>
 
+#include "lathe/core/cgroup.h"
 #include "lathe/core/error.h"
 
 namespace lathe {
@@ -128,8 +131,9 @@ int available_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  const int count = CPU_COUNT(&set);
-  return count > 0 ? count : 1;
+  const int count = std::max(CPU_COUNT(&set), 1);
+  const double limit = cgroup_cpu_limit("/sys/fs/cgroup", "/proc/self/cgroup");
+  return limit > 0 ? std::clamp(static_cast<int>(std::ceil(limit)), 1, count) : count;
 }
 
 }  // namespace lathe

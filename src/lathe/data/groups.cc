@@ -45,6 +45,7 @@ void count_rewards(std::span<const Trajectory> trajectories, GroupStats& stats) 
   std::map<std::string, int64_t> part_count;
   std::map<std::string, int64_t> env_count;
   double sum = 0;
+  stats.rewards = 0;
   for (const Trajectory& t : trajectories) {
     if (!counts(t)) continue;
     stats.reward_min = stats.rewards == 0 ? *t.reward : std::min(stats.reward_min, *t.reward);
@@ -67,6 +68,7 @@ void count_rewards(std::span<const Trajectory> trajectories, GroupStats& stats) 
   for (const Trajectory& t : trajectories) {
     if (counts(t)) squares += (*t.reward - stats.reward_mean) * (*t.reward - stats.reward_mean);
   }
+  stats.reward_std = 0;
   if (stats.rewards > 1) stats.reward_std = std::sqrt(squares / static_cast<double>(stats.rewards - 1));
 }
 

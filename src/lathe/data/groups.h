@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <span>
 #include <string>
@@ -23,10 +24,11 @@ struct GroupStats {
   int64_t too_small = 0;  // of these, groups with fewer than two valid members
   // Over trajectories that train and have a reward; std with n - 1.
   int64_t rewards = 0;
-  double reward_mean = 0;
-  double reward_std = 0;
-  double reward_min = 0;
-  double reward_max = 0;
+  // NaN without any; the std of one is 0.
+  double reward_mean = std::numeric_limits<double>::quiet_NaN();
+  double reward_std = std::numeric_limits<double>::quiet_NaN();
+  double reward_min = std::numeric_limits<double>::quiet_NaN();
+  double reward_max = std::numeric_limits<double>::quiet_NaN();
   std::map<std::string, double> part_mean;  // by part of a reward object, over trajectories that have it
   std::map<std::string, double> env_mean;   // reward by env label
 };

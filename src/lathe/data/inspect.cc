@@ -11,6 +11,8 @@
 namespace lathe {
 namespace {
 
+constexpr int64_t kListedProblems = 100;
+
 const char* status_name(TrajectoryStatus status) {
   switch (status) {
     case TrajectoryStatus::kCompleted:
@@ -62,6 +64,7 @@ RolloutReport inspect_rollouts(const std::string& path, int64_t vocab_size) {
   LineReader reader(path);
   RolloutLineParser parser(path, options);
   std::set<std::string> groups;
+  int64_t bad_lines = 0;
   for (std::string line; reader.next(line);) {
     if (is_blank(line)) continue;
     try {
@@ -70,8 +73,11 @@ RolloutReport inspect_rollouts(const std::string& path, int64_t vocab_size) {
       groups.insert(t.group);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kData) throw;
-      report.problems.emplace_back(error.what());
+      if (++bad_lines <= kListedProblems) report.problems.emplace_back(error.what());
     }
+  }
+  if (bad_lines > kListedProblems) {
+    report.problems.push_back(fmt::format("{}: {} bad lines altogether", path, bad_lines));
   }
   report.groups = static_cast<int64_t>(groups.size());
   if (report.trajectories == 0 && report.problems.empty()) {

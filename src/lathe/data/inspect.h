@@ -38,7 +38,8 @@ struct RolloutReport {
   int64_t with_old_logprobs = 0;
   int64_t with_ref_logprobs = 0;
   int64_t with_routed_experts = 0;
-  std::vector<std::string> problems;  // one for every bad line; an empty file is one
+  std::vector<std::string>
+      problems;  // one for each bad line up to 100, then their number; an empty file is one
   std::vector<std::string> warnings;
 };
 

@@ -307,7 +307,6 @@ LossResult Loss::run() {
   }
   const LossStats& stats = out_.stats;
   out_.denom = denominator();
-  out_.stats.entropy_denom = in_.entropy.empty() ? 0 : out_.denom;
   out_.sum = stats.pg_sum;
   if (config_.beta != 0) out_.sum += config_.beta * stats.kl_loss_sum;
   if (config_.entropy_coef != 0) out_.sum -= config_.entropy_coef * stats.entropy_sum;

@@ -22,7 +22,6 @@ constexpr Field kSums[] = {
     &LossStats::kl_loss_sum,
     &LossStats::pg_sum,
     &LossStats::entropy_sum,
-    &LossStats::entropy_denom,
     &LossStats::kept,
     &LossStats::sequences,
     &LossStats::tis_outside,

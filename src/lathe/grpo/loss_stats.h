@@ -25,10 +25,9 @@ struct LossStats {
   double kl_loss_sum = 0;       // aggregated like the loss
   double pg_sum = 0;            // policy term alone
   double entropy_sum = 0;       // aggregated like the loss
-  double entropy_denom = 0;
-  double kept = 0;         // sequences with a scored token that the gates keep
-  double sequences = 0;    // sequences with a scored token
-  double tis_outside = 0;  // kept sequences outside the band, of tis_counted
+  double kept = 0;              // sequences with a scored token that the gates keep
+  double sequences = 0;         // sequences with a scored token
+  double tis_outside = 0;       // kept sequences outside the band, of tis_counted
   double tis_counted = 0;
   double weight_capped = 0;      // scored tokens whose weight was capped or set to 0
   double weight_sum = 0;         // over tokens in the loss; 1 each without weights

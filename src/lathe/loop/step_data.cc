@@ -1,6 +1,8 @@
 #include "lathe/loop/step_data.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "lathe/core/error.h"
 #include "lathe/data/step_checks.h"
@@ -21,6 +23,19 @@ void check_reference(const RunConfig& config, const std::vector<Trajectory>& tra
   }
 }
 
+// The smallest and the largest version of the policy that sampled; nothing where no line has one.
+std::pair<std::optional<int64_t>, std::optional<int64_t>> policy_versions(
+    const std::vector<Trajectory>& trajectories) {
+  std::optional<int64_t> oldest;
+  std::optional<int64_t> newest;
+  for (const Trajectory& t : trajectories) {
+    if (!t.policy_version.has_value()) continue;
+    oldest = std::min(oldest.value_or(*t.policy_version), *t.policy_version);
+    newest = std::max(newest.value_or(*t.policy_version), *t.policy_version);
+  }
+  return {oldest, newest};
+}
+
 std::vector<Metric> data_metrics(const std::vector<Trajectory>& all, const std::vector<Trajectory>& trained,
                                  const StepBatch& batch) {
   double completion = 0;
@@ -36,14 +51,20 @@ std::vector<Metric> data_metrics(const std::vector<Trajectory>& all, const std::
     tokens += static_cast<double>(t.tokens());
   }
   const auto n = static_cast<double>(all.size());
-  return {{"data/trajectories", n},
-          {"data/trained_trajectories", static_cast<double>(trained.size())},
-          {"data/tokens", tokens},
-          {"data/scored_tokens", scored},
-          {"data/completion_len_mean", completion / n},
-          {"data/truncated_frac", truncated / n},
-          {"data/bad_lines", static_cast<double>(batch.bad_lines)},
-          {"data/epoch", static_cast<double>(batch.position.epoch)}};
+  std::vector<Metric> metrics{{"data/trajectories", n},
+                              {"data/trained_trajectories", static_cast<double>(trained.size())},
+                              {"data/tokens", tokens},
+                              {"data/scored_tokens", scored},
+                              {"data/completion_len_mean", completion / n},
+                              {"data/truncated_frac", truncated / n},
+                              {"data/bad_lines", static_cast<double>(batch.bad_lines)},
+                              {"data/epoch", static_cast<double>(batch.position.epoch)}};
+  const auto [oldest, newest] = policy_versions(trained);
+  if (oldest.has_value()) {
+    metrics.emplace_back("data/policy_version_min", static_cast<double>(*oldest));
+    metrics.emplace_back("data/policy_version_max", static_cast<double>(*newest));
+  }
+  return metrics;
 }
 
 void add_pack_metrics(const std::vector<MicroBatch>& micro_batches, std::vector<Metric>& metrics) {

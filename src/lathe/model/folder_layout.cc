@@ -69,10 +69,17 @@ class FolderExaminer {
  private:
   void find_prefix() {
     naming_ = usual_naming(config_);
+    bool found = false;
     for (const char* prefix : kPrefixes) {
-      if (!folder_.has(std::string(prefix) + "embed_tokens.weight")) continue;
+      const std::string table = std::string(prefix) + "embed_tokens.weight";
+      if (!folder_.has(table)) continue;
+      if (found) {
+        findings_.faults.push_back(fmt::format(
+            "{}embed_tokens.weight and {} are both there: which is the decoder?", naming_.prefix, table));
+        return;
+      }
       naming_.prefix = prefix;
-      return;
+      found = true;
     }
   }
 
@@ -200,6 +207,17 @@ class FolderExaminer {
               hint);
 }
 
+// Every tensor is saved in the dtype it came in, and what trains may leave the range of F16.
+void warn_of_f16(const HfFolder& folder, const ParameterLayout& layout, std::vector<std::string>* warnings) {
+  int64_t count = 0;
+  for (const auto& [name, shape] : layout.hf_tensors) count += folder.info(name).dtype == "F16" ? 1 : 0;
+  if (count == 0) return;
+  warnings->push_back(fmt::format(
+      "{}: {} tensors are F16, and are saved as such: a value beyond 65504 would stop the save; bf16 or "
+      "f32 weights have no such limit",
+      folder.path(), count));
+}
+
 }  // namespace
 
 FolderFindings examine_folder(const ModelConfig& config, const HfFolder& folder) {
@@ -220,6 +238,7 @@ ParameterLayout layout_of_folder(const ModelConfig& config, const HfFolder& fold
                                     findings.unexpected.size() == 1 ? "" : "s",
                                     joined(findings.unexpected, ", ")));
   }
+  if (warnings != nullptr) warn_of_f16(folder, findings.layout, warnings);
   return std::move(findings.layout);
 }
 
