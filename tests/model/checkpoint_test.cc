@@ -157,7 +157,7 @@ TEST(Export, F16OverflowIsAnError) {
   initialize_model(temp / "config.json", temp / "m", 1, "f16");
   Loaded model(temp / "m");
   std::vector<std::string> warnings;
-  static_cast<void>(layout_of_folder(model.config, model.folder, &warnings));
+  static_cast<void>(layout_of_folder(Loaded::config_of(temp / "m"), model.folder, &warnings));
   ASSERT_EQ(warnings.size(), 1U);
   EXPECT_NE(warnings[0].find("are F16, and are saved as such: a value beyond 65504 would stop the save"),
             std::string::npos)
