@@ -13,6 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "lathe/core/cgroup.h"
 #include "lathe/core/error.h"
 
 namespace lathe {
@@ -98,13 +99,8 @@ int64_t available_memory_bytes() {
   for (int64_t kilobytes = 0; meminfo >> key >> kilobytes && std::getline(meminfo, rest);) {
     if (key == "MemAvailable:") available = kilobytes * 1024;
   }
-  std::ifstream limit_file("/sys/fs/cgroup/memory.max");
-  std::ifstream used_file("/sys/fs/cgroup/memory.current");
-  int64_t limit = 0;
-  int64_t used = 0;
-  if (limit_file >> limit && used_file >> used)
-    available = std::min(available, std::max<int64_t>(limit - used, 0));
-  return available;
+  const auto left = cgroup_memory_left("/sys/fs/cgroup", "/proc/self/cgroup");
+  return left ? std::min(available, *left) : available;
 }
 
 int64_t peak_resident_bytes() {

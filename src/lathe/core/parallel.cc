@@ -132,8 +132,8 @@ int available_cores() {
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
   const int count = std::max(CPU_COUNT(&set), 1);
-  const double limit = cgroup_cpu_limit("/sys/fs/cgroup", "/proc/self/cgroup");
-  return limit > 0 ? std::clamp(static_cast<int>(std::ceil(limit)), 1, count) : count;
+  const auto limit = cgroup_cpu_limit("/sys/fs/cgroup", "/proc/self/cgroup");
+  return limit ? std::clamp(static_cast<int>(std::ceil(std::min(*limit, 1e6))), 1, count) : count;
 }
 
 }  // namespace lathe

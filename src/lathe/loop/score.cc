@@ -6,6 +6,7 @@
 #include "lathe/core/error.h"
 #include "lathe/data/rollouts.h"
 #include "lathe/io/files.h"
+#include "lathe/loop/memory_check.h"
 #include "lathe/loop/setup.h"
 
 namespace lathe {
@@ -90,6 +91,7 @@ ScoreSummary score(const RunConfig& config, const std::string& rollouts, const s
   PackingOptions packing = packing_options(config);
   packing.row_length = scoring_row_length(config, file);
   check_packing_options(packing);
+  check_memory(config, model.config, packing.row_length, /*trains=*/false, available_memory_bytes());
   MicroBatchOptions batching = micro_batch_options(config, model.config);
   batching.score_all_completion_tokens = true;
   batching.file = file.path;

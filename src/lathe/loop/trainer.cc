@@ -5,6 +5,7 @@
 
 #include "lathe/core/error.h"
 #include "lathe/engine/rehearsal.h"
+#include "lathe/loop/memory_check.h"
 #include "lathe/loop/memory_report.h"
 
 namespace lathe {
@@ -38,6 +39,7 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
       stop_after_(parse_stop_after(options.stop_after, config.run.steps)) {
   // What can be refused is refused before the weights are read.
   RunFolder::check_usable(config.run.dir, config.run.resume);
+  check_memory(config, model_.config, config.data.row_length, /*trains=*/true, available_memory_bytes());
   feed_.read_ahead();
   const EngineOptions engine = engine_options(config, device_options_, &notes_);
   engine_ = std::make_unique<Engine>(device_, *communicator_, model_.config, model_.layout, engine, log_);
