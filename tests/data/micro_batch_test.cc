@@ -60,11 +60,11 @@ struct MicroBatchTest : ::testing::Test {
 
 TEST_F(MicroBatchTest, TokensAndScoredPositions) {
   const MicroBatch m = build();
-  EXPECT_EQ(m.rows, 2);
+  EXPECT_EQ(m.rows, 1) << "the second row is empty";
   EXPECT_EQ(m.real_tokens, 8);
-  std::vector<int32_t> ids(32, 0);
-  std::vector<int32_t> segments(32, 0);
-  std::vector<int32_t> positions(32, 0);
+  std::vector<int32_t> ids(16, 0);
+  std::vector<int32_t> segments(16, 0);
+  std::vector<int32_t> positions(16, 0);
   for (int k = 0; k < 5; ++k) ids[k] = 10 + k, segments[k] = 1, positions[k] = k;
   for (int k = 0; k < 3; ++k) ids[8 + k] = 50 + k, segments[8 + k] = 2, positions[8 + k] = k;
   EXPECT_EQ(m.ids, ids);
@@ -88,6 +88,27 @@ TEST_F(MicroBatchTest, SegmentsRestartInEveryRow) {
   EXPECT_EQ(m.segment_ids[0], 1);
   EXPECT_EQ(m.segment_ids[16], 1);
   EXPECT_EQ(m.hidden_index.back(), 16 + 1);
+}
+
+// Rows of 70 and 31 tokens in rows of 500: computed as 2 x 128.
+TEST_F(MicroBatchTest, PaddingThatNoRowNeedsIsCut) {
+  all = {trajectory(1, 30, std::vector<uint8_t>(40, 1)), trajectory(2, 1, std::vector<uint8_t>(30, 1))};
+  PackedMicroBatch packed;
+  packed.rows = {{{{0, 0}}}, {}, {{{1, 0}}}, {}};
+  options.score_all_completion_tokens = true;
+  const MicroBatch m = build_micro_batch(packed, all, {}, 500, options);
+  EXPECT_EQ(m.rows, 3) << "an empty row before a used one stays";
+  EXPECT_EQ(m.row_length, 128);
+  EXPECT_EQ(m.real_tokens, 101);
+  EXPECT_EQ(m.hidden_index[39], 68);
+  EXPECT_EQ(m.hidden_index[40], 2 * 128);
+  const MicroBatch short_rows = build_micro_batch(packed, all, {}, 100, options);
+  EXPECT_EQ(short_rows.row_length, 100) << "never longer than data.row_length";
+  packed.rows = {{}, {}};
+  const MicroBatch none = build_micro_batch(packed, all, {}, 500, options);
+  EXPECT_EQ(none.rows, 1);
+  EXPECT_EQ(none.row_length, 64);
+  EXPECT_EQ(none.real_tokens, 0);
 }
 
 TEST_F(MicroBatchTest, ScoringCoversMaskedTokensAndNeedsNoAdvantages) {
@@ -123,8 +144,8 @@ TEST_F(MicroBatchTest, RoutingIsTransposedAndTheLastTokenMayBeMissing) {
   all[1].routed_experts = routed;
   const MicroBatch m = build();
   ASSERT_EQ(m.forced_experts.size(), 2U);
-  std::vector<int32_t> first(64, -1);
-  std::vector<int32_t> second(64, -1);
+  std::vector<int32_t> first(32, -1);
+  std::vector<int32_t> second(32, -1);
   first[16] = 0, first[17] = 1, first[18] = 10, first[19] = 11;
   second[16] = 2, second[17] = 3, second[18] = -1, second[19] = 13;
   EXPECT_EQ(m.forced_experts[0], first);

@@ -31,13 +31,5 @@ TEST(MemoryReport, NamesTheLargestAndCountsTheRest) {
           "36.0 KiB weights: xh 8.0 KiB, xg 7.0 KiB, xf 6.0 KiB, xe 5.0 KiB, xd 4.0 KiB, 3 more names"}));
 }
 
-TEST(MemoryReport, TheLargestMicroBatchHasTheMostScoredTokens) {
-  std::vector<MicroBatch> batches(3);
-  batches[0].hidden_index = {0};
-  batches[1].hidden_index = {0, 1, 2};
-  batches[2].hidden_index = {0, 1};
-  EXPECT_EQ(&largest_of(batches), &batches[1]);
-}
-
 }  // namespace
 }  // namespace lathe

@@ -11,6 +11,9 @@ namespace {
 
 using Field = std::vector<double> Trajectory::*;
 
+// Lengths of rows that are cut: whole chunks of the gated delta rule, whole blocks of attention.
+constexpr int64_t kLengthMultiple = 64;
+
 class Builder {
  public:
   Builder(const PackedMicroBatch& packed, std::span<const Trajectory> trajectories,
@@ -26,7 +29,7 @@ class Builder {
         carries_rollout_(carried(&Trajectory::rollout_logprobs)) {}
 
   MicroBatch build() {
-    out_.rows = static_cast<int64_t>(packed_.rows.size());
+    cut_padding();
     out_.row_length = row_length_;
     const auto tokens = static_cast<size_t>(out_.tokens());
     out_.ids.assign(tokens, 0);
@@ -36,7 +39,7 @@ class Builder {
       out_.forced_experts.assign(static_cast<size_t>(options_.moe_layers),
                                  std::vector<int32_t>(tokens * static_cast<size_t>(options_.top_k), -1));
     }
-    for (size_t row = 0; row < packed_.rows.size(); ++row) {
+    for (size_t row = 0; row < static_cast<size_t>(out_.rows); ++row) {
       int32_t segment_id = 0;
       int64_t end = 0;
       for (const PackedSegment& segment : packed_.rows[row].segments) {
@@ -58,6 +61,20 @@ class Builder {
       any = true;
     }
     return any;
+  }
+
+  // Rows without tokens at the end of the micro-batch, and what is padding at the end of every row, are left out.
+  void cut_padding() {
+    int64_t used = 1;
+    out_.rows = 1;
+    for (size_t row = 0; row < packed_.rows.size(); ++row) {
+      if (packed_.rows[row].segments.empty()) continue;
+      out_.rows = static_cast<int64_t>(row) + 1;
+      const PackedSegment& last = packed_.rows[row].segments.back();
+      used = std::max(used, last.start + trajectories_[static_cast<size_t>(last.item)].tokens());
+    }
+    LATHE_CHECK(used <= row_length_, "{} tokens in rows of {}", used, row_length_);
+    row_length_ = std::min(row_length_, (used + kLengthMultiple - 1) / kLengthMultiple * kLengthMultiple);
   }
 
   // Decided over the whole step, so that it does not vary between its micro-batches.

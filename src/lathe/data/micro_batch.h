@@ -1,4 +1,6 @@
-// A micro-batch on the host: what one fwd_bwd call needs. R rows of T tokens, flat [R * T] in row order.
+// A micro-batch on the host: what one fwd_bwd call needs. R rows of T tokens, flat [R * T] in row order. Padding that no
+// row needs is not computed: T is the longest row's use rounded up to 64, at most data.row_length; empty rows at the end
+// are left out.
 // Only scored positions carry loss fields: lists over the n scored tokens, in row order.
 #pragma once
 

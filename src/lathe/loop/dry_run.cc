@@ -1,5 +1,4 @@
 // What `lathe train --dry-run` says: everything the run would use is read, checked and packed.
-#include "lathe/engine/rehearsal.h"
 #include "lathe/loop/memory_report.h"
 #include "lathe/loop/trainer.h"
 
@@ -26,7 +25,7 @@ void Trainer::dry_run() {
   for (const auto& [name, value] : data.metrics) print_(fmt::format("  {}: {:.6g}", name, value));
   print_(fmt::format("plan: {} steps of {} micro-batches ({} x {} tokens)", config_.run.steps,
                      data.micro_batches.size(), config_.data.rows_per_micro_batch, config_.data.row_length));
-  const RehearsedPeak peak = engine_->rehearse(largest_of(data.micro_batches), engine_->kept_layers());
+  const RehearsedPeak peak = rehearse_largest(*engine_, data.micro_batches);
   print_(fmt::format("memory at the peak of a step: {}", bytes_text(peak.use.total())));
   for (const std::string& line : memory_report(peak.use, peak.live)) print_("  " + line);
   for (const auto& [key, choice] : notes_) print_(fmt::format("{}: {}", key, choice));

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <functional>
 #include <map>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -63,9 +65,17 @@ std::string bytes_text(int64_t bytes) {
   return fmt::format("{:.1f} KiB", b / (1 << 10));
 }
 
-const MicroBatch& largest_of(const std::vector<MicroBatch>& micro_batches) {
-  return *std::max_element(micro_batches.begin(), micro_batches.end(),
-                           [](const MicroBatch& a, const MicroBatch& b) { return a.scored() < b.scored(); });
+RehearsedPeak rehearse_largest(const Engine& engine, const std::vector<MicroBatch>& micro_batches) {
+  RehearsedPeak largest;
+  for (const auto size : {&MicroBatch::tokens, &MicroBatch::scored}) {
+    const auto most = std::max_element(micro_batches.begin(), micro_batches.end(),
+                                       [size](const MicroBatch& a, const MicroBatch& b) {
+                                         return std::invoke(size, a) < std::invoke(size, b);
+                                       });
+    RehearsedPeak peak = engine.rehearse(*most, engine.kept_layers());
+    if (peak.use.total() > largest.use.total()) largest = std::move(peak);
+  }
+  return largest;
 }
 
 std::vector<std::string> memory_report(const MemoryUse& use, const std::vector<LiveTensor>& live) {

@@ -4,8 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "lathe/core/memory.h"
-#include "lathe/data/micro_batch.h"
+#include "lathe/engine/rehearsal.h"
 
 namespace lathe {
 
@@ -13,8 +12,10 @@ namespace lathe {
 [[nodiscard]] std::vector<std::string> memory_report(const MemoryUse& use,
                                                      const std::vector<LiveTensor>& live);
 
-// The one with the most scored tokens: the one whose step holds most. `micro_batches` is not empty.
-[[nodiscard]] const MicroBatch& largest_of(const std::vector<MicroBatch>& micro_batches);
+// The peak of a step with the larger of two micro-batches: the one with the most tokens, and the one with the most scored
+// tokens. `micro_batches` is not empty.
+[[nodiscard]] RehearsedPeak rehearse_largest(const Engine& engine,
+                                             const std::vector<MicroBatch>& micro_batches);
 
 // "1.59 GiB", "12.3 MiB".
 [[nodiscard]] std::string bytes_text(int64_t bytes);

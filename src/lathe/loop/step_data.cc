@@ -67,27 +67,30 @@ std::vector<Metric> data_metrics(const std::vector<Trajectory>& all, const std::
   return metrics;
 }
 
-void add_pack_metrics(const std::vector<MicroBatch>& micro_batches, std::vector<Metric>& metrics) {
+void add_pack_metrics(const std::vector<PackedMicroBatch>& packed, const std::vector<MicroBatch>& built,
+                      int64_t row_length, std::vector<Metric>& metrics) {
   double rows = 0;
   double used_rows = 0;
   double segments = 0;
   double real = 0;
-  double capacity = 0;
-  for (const MicroBatch& m : micro_batches) {
-    rows += static_cast<double>(m.rows);
-    segments += static_cast<double>(m.sequences());
-    real += static_cast<double>(m.real_tokens);
-    capacity += static_cast<double>(m.tokens());
-    for (int64_t r = 0; r < m.rows; ++r) {
-      const auto begin = m.segment_ids.begin() + r * m.row_length;
-      if (std::any_of(begin, begin + m.row_length, [](int32_t s) { return s != 0; })) used_rows += 1;
+  double computed = 0;
+  for (const PackedMicroBatch& m : packed) {
+    rows += static_cast<double>(m.rows.size());
+    for (const PackedRow& row : m.rows) {
+      segments += static_cast<double>(row.segments.size());
+      used_rows += row.segments.empty() ? 0 : 1;
     }
   }
-  metrics.emplace_back("pack/fill", real / capacity);
+  for (const MicroBatch& m : built) {
+    real += static_cast<double>(m.real_tokens);
+    computed += static_cast<double>(m.tokens());
+  }
+  metrics.emplace_back("pack/fill", real / (rows * static_cast<double>(row_length)));
+  metrics.emplace_back("pack/computed_fill", real / computed);
   metrics.emplace_back("pack/segments_per_row", segments / std::max(used_rows, 1.0));
   metrics.emplace_back("pack/rows", rows);
   metrics.emplace_back("pack/empty_rows", rows - used_rows);
-  metrics.emplace_back("pack/micro_batches", static_cast<double>(micro_batches.size()));
+  metrics.emplace_back("pack/micro_batches", static_cast<double>(built.size()));
 }
 
 }  // namespace
@@ -134,13 +137,14 @@ StepData build_step_data(const RunConfig& config, const MicroBatchOptions& optio
   }
   MicroBatchOptions batching = options;
   batching.file = batch.file;
-  for (const PackedMicroBatch& packed : pack(lengths, packing_options(config))) {
+  const std::vector<PackedMicroBatch> packed = pack(lengths, packing_options(config));
+  for (const PackedMicroBatch& one : packed) {
     out.micro_batches.push_back(
-        build_micro_batch(packed, trained, trained_advantages, config.data.row_length, batching));
+        build_micro_batch(one, trained, trained_advantages, config.data.row_length, batching));
   }
   out.metrics = data_metrics(all, trained, batch);
   for (const auto& [name, value] : group_metrics(groups)) out.metrics.emplace_back(name, value);
-  add_pack_metrics(out.micro_batches, out.metrics);
+  add_pack_metrics(packed, out.micro_batches, config.data.row_length, out.metrics);
   out.reward_mean = groups.reward_mean;
   return out;
 }

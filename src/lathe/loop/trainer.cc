@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "lathe/core/error.h"
-#include "lathe/engine/rehearsal.h"
 #include "lathe/loop/memory_check.h"
 #include "lathe/loop/memory_report.h"
 
@@ -112,8 +111,7 @@ int Trainer::run() {
   for (const auto& [key, choice] : notes_) log_.info("{}: {}", key, choice);
   engine_->plan_remat(config_.data.rows_per_micro_batch, config_.data.row_length);
   notes_.emplace_back("remat.policy", engine_->remat_choice());
-  reporter_->set_planned_memory(
-      engine_->rehearse(largest_of(feed_.ahead().micro_batches), engine_->kept_layers()).use.total());
+  reporter_->set_planned_memory(rehearse_largest(*engine_, feed_.ahead().micro_batches).use.total());
   reporter_->set_startup_seconds(steady_seconds() - options_.process_start_s);
   while (engine_->step() < config_.run.steps) {
     if (!submit_step()) break;
