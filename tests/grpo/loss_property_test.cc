@@ -230,7 +230,12 @@ TEST(Loss, ScoredTokenThatIsNotFiniteLeavesTheDenominator) {
   batch.old = {kUniform, kNan};
   const GrpoConfig config = with_mode(LossAggregation::kTokenMean);
   EXPECT_NEAR(value(config, batch), 1, 1e-12);
-  EXPECT_EQ(batch.run(config).denom, 1);
+  const LossResult result = batch.run(config);
+  EXPECT_EQ(result.denom, 1);
+  EXPECT_EQ(result.stats.nonfinite_tokens, 1);  // and is counted
+  EXPECT_EQ(loss_metrics(config, result.stats, 1).at("policy/nonfinite_tokens"), 1);
+  batch.mask[1] = 0;
+  EXPECT_EQ(batch.run(config).stats.nonfinite_tokens, 0);
 }
 
 // A masked token with a gap of 99 nats equals one with no gap (the first fault of the numerics list).

@@ -187,8 +187,9 @@ void add_optimizer(std::vector<Option>* table) {
               "last learning rate of a schedule, as a part of learning_rate")
       .needs = {{"optimizer.schedule", "linear or cosine",
                  [](const RunConfig& c) { return c.optimizer.schedule != LrSchedule::kConstant; }}};
-  rows.flag("skip_nonfinite", &OptimizerConfig::skip_nonfinite,
-            "a step whose loss or gradient is not finite changes nothing; false: it stops the run");
+  rows.flag(
+      "skip_nonfinite", &OptimizerConfig::skip_nonfinite,
+      "a step whose loss or gradient is not finite changes nothing; false: it stops the run, exit code 5");
   rows.integer("spike_window", &OptimizerConfig::spike_window, from_to(0, kMostSteps),
                "steps over which spikes of loss and gradient norm are judged, and then skipped; 0: off");
   rows.number("spike_factor", &OptimizerConfig::spike_factor, above(0),

@@ -228,7 +228,8 @@ StepResult Engine::run_update(int64_t step) {
   result.step = step;
   result.denominator = step_denominator(options_.grpo, sums[1], sums[2]);
   result.loss = result.denominator > 0 ? sums[0] / result.denominator : 0;
-  result.update = optimizer_->update(step - 1, result.denominator, result.loss);
+  result.update =
+      optimizer_->update(step - 1, result.denominator, result.loss, result.stats.nonfinite_tokens);
   result.moe_max_load = largest_load(std::exchange(expert_counts_, {}));
   loss_sum_ = 0;
   denominator_sum_ = 0;

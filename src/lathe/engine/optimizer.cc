@@ -91,10 +91,16 @@ std::string Optimizer::first_nonfinite() const {
   return "none";
 }
 
-UpdateResult Optimizer::update(int64_t step, double denominator, double loss) {
+UpdateResult Optimizer::update(int64_t step, double denominator, double loss, double nonfinite_tokens) {
   UpdateResult result;
   result.learning_rate = learning_rate(config_, step, total_steps_);
   store_.complete_gradients();
+  if (nonfinite_tokens > 0 && (!config_.skip_nonfinite || !(denominator > 0))) {
+    result.skipped = true;
+    result.stops_run = !config_.skip_nonfinite;
+    result.reason = fmt::format("{} scored tokens have log-probs that are not finite", nonfinite_tokens);
+    return result;
+  }
   if (!(denominator > 0)) {
     result.skipped = true;
     result.reason = "no token is left in the loss (denominator 0)";
@@ -112,11 +118,7 @@ UpdateResult Optimizer::update(int64_t step, double denominator, double loss) {
     result.reason =
         fmt::format("loss {} and gradient norm {} are not both finite; first tensor with such a gradient: {}",
                     loss, result.grad_norm, first_nonfinite());
-    if (!config_.skip_nonfinite) {
-      throw Error(
-          ErrorKind::kInternal, fmt::format("step {}", step + 1), result.reason,
-          "optimizer.skip_nonfinite: true skips such steps; a lower learning rate usually avoids them");
-    }
+    result.stops_run = !config_.skip_nonfinite;
     return result;
   }
   const bool spike = loss_window_.is_spike(loss, config_.spike_factor) ||

@@ -31,6 +31,8 @@ struct UpdateResult {
   double learning_rate = 0;
   bool skipped = false;
   std::string reason;  // of a skip, for the log
+  bool stops_run =
+      false;  // optimizer.skip_nonfinite: false, and the step was not finite: the caller ends the run
 };
 
 class Optimizer {
@@ -40,7 +42,9 @@ class Optimizer {
 
   // One step with gradients divided by `denominator` (0: skipped whole). `loss` feeds the spike window. `step` (0-based)
   // sets the learning rate. A skipped step changes nothing but the spike windows: no moments, no decay, no count.
-  [[nodiscard]] UpdateResult update(int64_t step, double denominator, double loss);
+  // nonfinite_tokens: scored tokens that the loss had to leave out; without skip_nonfinite they stop the run too.
+  [[nodiscard]] UpdateResult update(int64_t step, double denominator, double loss,
+                                    double nonfinite_tokens = 0);
 
   [[nodiscard]] int64_t applied_steps() const { return applied_; }
   // First and second moment of parameter i; absent when it does not train.

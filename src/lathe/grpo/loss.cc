@@ -127,9 +127,12 @@ void Loss::mask_tokens() {
   active_count_.assign(count_, 0);
   const auto old = old_logprobs();
   for (size_t i = 0; i < n_; ++i) {
-    const bool in_loss = scored_[i] != 0 && keep_[sequence_of(i)] != 0 && std::isfinite(in_.logprobs[i]) &&
-                         std::isfinite(in_.advantage[i]) && (old.empty() || std::isfinite(old[i]));
-    if (!in_loss) continue;
+    if (scored_[i] == 0 || keep_[sequence_of(i)] == 0) continue;
+    if (!std::isfinite(in_.logprobs[i]) || !std::isfinite(in_.advantage[i]) ||
+        (!old.empty() && !std::isfinite(old[i]))) {
+      out_.stats.nonfinite_tokens += 1;
+      continue;
+    }
     out_.loss_mask[i] = 1;
     ++active_count_[sequence_of(i)];
     out_.stats.token_denom += 1;

@@ -13,6 +13,7 @@ using Field = double LossStats::*;
 
 constexpr Field kSums[] = {
     &LossStats::token_denom,
+    &LossStats::nonfinite_tokens,
     &LossStats::active_sequences,
     &LossStats::clip_num,
     &LossStats::clip_low_num,
@@ -91,6 +92,7 @@ void add_policy(const GrpoConfig& config, const LossStats& s, double denominator
   m["policy/unclipped_mean"] = ratio(s.unclipped_sum, s.token_denom);
   m["policy/clipped_mean"] = ratio(s.clipped_sum, s.token_denom);
   m["policy/active_sequences"] = s.active_sequences;
+  m["policy/nonfinite_tokens"] = s.nonfinite_tokens;
   m["adv/abs_mean"] = ratio(s.advantage_abs_sum, s.token_denom);
   m["adv/max"] = extreme(s.advantage_max, 0);
   m["adv/min"] = extreme(s.advantage_min, 0);

@@ -16,6 +16,7 @@ namespace lathe {
 
 struct LossStats {
   double token_denom = 0;       // tokens in the loss (sum of M)
+  double nonfinite_tokens = 0;  // kept but for a log-prob or advantage that is not finite: not in the loss
   double active_sequences = 0;  // sequences with a token in the loss
   double clip_num = 0;          // tokens whose clipped term is the larger one
   double clip_low_num = 0;      // those with a negative advantage (ratio below 1 - epsilon)

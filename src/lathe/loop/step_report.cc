@@ -52,6 +52,10 @@ void StepReporter::report(const StepResult& result, StepInfo info, const Notes& 
               bytes_text(device_.memory->peak().total()), bytes_text(planned),
               bytes_text(peak_resident_bytes()));
   }
+  if (result.stats.nonfinite_tokens > 0) {
+    log_.warning("step {}: {} scored tokens are not in the loss, for their log-probs are not finite",
+                 result.step, result.stats.nonfinite_tokens);
+  }
   if (result.update.skipped) log_.warning("step {} is skipped: {}", result.step, result.update.reason);
 }
 

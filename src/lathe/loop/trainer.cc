@@ -74,6 +74,8 @@ bool Trainer::submit_step() {
   // The device works on this step while the last one is reported.
   report_pending();
   pending_ = std::move(submitted);
+  if (!config_.optimizer.skip_nonfinite)
+    report_pending();  // which may end the run: nothing may come after it
   return true;
 }
 
@@ -82,6 +84,20 @@ void Trainer::report_pending() {
   const StepResult result = engine_->result_of(pending_->result);
   reporter_->report(result, std::move(pending_->info), notes_);
   pending_.reset();
+  if (result.update.stops_run) end_at_nonfinite(result);
+}
+
+void Trainer::end_at_nonfinite(const StepResult& result) {
+  std::string saved = "the weights before it are saved";
+  try {
+    save();
+  } catch (const Error& e) {
+    saved = fmt::format("nothing is saved ({})", e.what());
+  }
+  throw Error(
+      ErrorKind::kGate, fmt::format("step {}", result.step),
+      fmt::format("{}; optimizer.skip_nonfinite is false; {}", result.update.reason, saved),
+      "look at that step's data; a lower learning rate often helps; skip_nonfinite: true skips such steps");
 }
 
 void Trainer::read_ahead() {

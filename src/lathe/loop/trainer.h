@@ -38,6 +38,7 @@ class Trainer {
   void report_pending();
   [[nodiscard]] bool stop_wanted();
   void save();
+  [[noreturn]] void end_at_nonfinite(const StepResult& result);
 
   const RunConfig& config_;
   const TrainOptions& options_;
