@@ -140,6 +140,31 @@ TEST(Rollouts, RewardWeights) {
             "as format");
 }
 
+// One number in many notations; zeros with an exponent or many digits most of all.
+TEST(Rollouts, NumbersAreReadExactly) {
+  const std::vector<std::pair<std::string, double>> cases = {
+      {"0e308", 0},
+      {"-0e-308", 0},
+      {"0.00000000000000000000000000000000000000000", 0},
+      {"0.0000000000000000000000000000000000000000e-30", 0},
+      {"0.1", 0.1},
+      {"-0.30000000000000004", -0.1 - 0.2},
+      {"123456789012345678901234567890", 123456789012345678901234567890.0},
+      {"18446744073709551615", 18446744073709551615.0},
+      {"4.9406564584124654e-324", 4.9406564584124654e-324},
+      {"1e-400", 0},
+      {"2.2250738585072011e-308", 2.2250738585072011e-308},
+      {"9007199254740993.0", 9007199254740992.0},
+      {"1.7976931348623157e30", 1.7976931348623157e30},
+  };
+  for (const auto& [text, value] : cases) {
+    SCOPED_TRACE(text);
+    const RolloutFile file =
+        read_text(R"({"prompt_ids": [1], "completion_ids": [2], "reward": )" + text + "}\n");
+    EXPECT_EQ(file.trajectories.at(0).reward, value);
+  }
+}
+
 TEST(Rollouts, RewardMayBeMissingOnlyWhereNothingNeedsIt) {
   RolloutOptions options;
   options.need_reward = true;
