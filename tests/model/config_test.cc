@@ -276,6 +276,24 @@ TEST(ModelConfig, RefusesByNameInHybrids) {
             std::string::npos);
 }
 
+TEST(ModelConfig, RefusesSizesThatAreTooMuchTogether) {
+  EXPECT_EQ(fault_of(json_of(keys_with(moe_keys("qwen3_moe"),
+                                       {{"num_hidden_layers", "32768"}, {"num_experts", "32768"}}))),
+            "32768 layers with 32768 experts are about 3221749760 tensors, more than the limit of 1048576 | "
+            "is num_hidden_layers or num_experts mistyped?");
+  EXPECT_EQ(fault_of(json_of(keys_with(hybrid_keys("qwen3_next"), {{"num_hidden_layers", "4096"},
+                                                                   {"num_experts", "2"},
+                                                                   {"linear_num_key_heads", "8192"},
+                                                                   {"linear_num_value_heads", "8192"}})))
+                .substr(0, 38),
+            "4096 layers with 2 experts are about 1");
+  EXPECT_EQ(fault_of(json_of(keys_with(dense_keys("qwen3"), {{"hidden_size", "1048576"},
+                                                             {"intermediate_size", "1048576"},
+                                                             {"num_hidden_layers", "4096"}}))),
+            "asks for 13511116775800832 parameters, more than the limit of 1125899906842624 | is a size "
+            "mistyped?");
+}
+
 TEST(ModelConfig, RefusesBrokenFiles) {
   const TempFolder folder;
   EXPECT_NE(error_of(ErrorKind::kModel, [&] { return read_model_config(folder.path(), nullptr); })

@@ -8,6 +8,7 @@
 #include "lathe/io/files.h"
 #include "lathe/model/config.h"
 #include "lathe/model/config_keys.h"
+#include "lathe/model/config_size.h"
 
 namespace lathe {
 namespace {
@@ -394,6 +395,7 @@ ModelConfig read_model_config(const std::string& path, std::vector<std::string>*
   check_json(file, text);
   const json root = json::parse(text);
   ModelConfig config = ConfigReader(file, root, warnings).read();
+  check_config_size(file, config);
   check_config_keys(file, text, warnings);
   return config;
 }
