@@ -3,7 +3,7 @@
 
     scripts/check_docs.py [--root FOLDER] [--self-test]
 
-- Relative links of Markdown files, and the paths they name in backticks below src/, tests/, scripts/, tools/, docs/ and
+- Relative links of Markdown files, and the paths they name in backticks below src/, tests/, fuzz/, scripts/, tools/, docs/ and
   examples/, exist (a trailing * matches any ending). tests/goldens and examples/*/run, which a run makes, are exempt.
 - README.md has at most 150 lines, every file of docs/ at most 200.
 - docs/rollouts.md names every key that src/lathe/data/rollout_keys.cc knows.
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
-NAMED = re.compile(r"`((?:src|tests|scripts|tools|docs|examples)/[\w./*-]+)`")
+NAMED = re.compile(r"`((?:src|tests|fuzz|scripts|tools|docs|examples)/[\w./*-]+)`")
 MADE_BY_RUNS = re.compile(r"examples/\w+/run/?")
 MARK = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX)\b")
 README_LINES, DOC_LINES, SOURCE_LINES = 150, 200, 800

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles every header of src/ and tests/ alone, twice included, syntax only: each must bring all it needs.
+"""Compiles every header of src/, tests/ and fuzz/ alone, twice included, syntax only: each must bring all it needs.
 
     scripts/check_headers.py [HEADER...]
 """
@@ -24,7 +24,7 @@ def compile_alone(header):
 
 def main():
     headers = [Path(h).resolve() for h in sys.argv[1:]]
-    headers = headers or sorted([*(ROOT / "src").rglob("*.h"), *(ROOT / "tests").rglob("*.h")])
+    headers = headers or sorted([*(ROOT / "src").rglob("*.h"), *(ROOT / "tests").rglob("*.h"), *(ROOT / "fuzz").rglob("*.h")])
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         faults = [fault for fault in pool.map(compile_alone, headers) if fault]
     print("\n".join(faults) or f"headers: {len(headers)} stand alone")

@@ -12,4 +12,4 @@ command -v clang-format-14 >/dev/null || {
   echo "scripts/format.sh: clang-format-14 not found; scripts/install_dependencies.sh test installs it" >&2
   exit 1
 }
-find src tests \( -name '*.cc' -o -name '*.h' \) -print0 | xargs -0 clang-format-14 "${mode[@]}"
+find src tests fuzz \( -name '*.cc' -o -name '*.h' \) -print0 | xargs -0 clang-format-14 "${mode[@]}"

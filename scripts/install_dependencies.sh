@@ -17,7 +17,10 @@ build_packages=(
   libcli11-dev          # the command line
   libspdlog-dev libfmt-dev  # log and messages
 )
-test_packages=(libgtest-dev python3 clang-format-14 clang-tidy-14 libomp-dev)
+test_packages=(
+  libgtest-dev python3 clang-format-14 clang-tidy-14 libomp-dev
+  clang-14 libclang-rt-14-dev  # fuzzers
+)
 
 set_name=${1:-build}
 case $set_name in

@@ -4,7 +4,7 @@
 #
 #   scripts/test.sh [--no-install] [--quick]
 #
-# --quick  leaves out the sanitizer builds and clang-tidy.
+# --quick  leaves out the sanitizer builds, the fuzzers and clang-tidy.
 # Every stage prints its name and seconds; the first one that fails ends the run with its exit status.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -80,14 +80,15 @@ stage "docs" python3 scripts/check_docs.py
 stage "headers" python3 scripts/check_headers.py
 stage "build release" build release
 if [ "$quick" = yes ]; then
-  echo "left out (--quick): clang-tidy, asan, tsan"
+  echo "left out (--quick): clang-tidy, asan, tsan, fuzz"
 else
   stage "clang-tidy" tidy_changes
   ctest_only=()
   stage "asan: address and undefined behaviour" fast_tests_under asan core_test kernels_test io_test data_test grpo_test \
-    model_test head_test engine_test loop_test config_test
+    model_test head_test engine_test loop_test config_test fuzz_test
   ctest_only=(-R '^(core|engine)$')
   stage "tsan: data races" fast_tests_under tsan core_test engine_test
+  stage "fuzz: hostile files" scripts/fuzz.sh --seconds 4
 fi
 printf '\n== test release\n'
 exec ctest --test-dir build/release --output-on-failure -j 1
