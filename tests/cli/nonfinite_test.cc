@@ -67,6 +67,9 @@ TEST_F(NonFinite, WeightsThatAreNotFiniteAreNeverSaved) {
   const Finished done = train({"--set", "optimizer.learning_rate=1e39", "--set",
                                "optimizer.skip_nonfinite=false", "--set", "run.steps=2"});
   EXPECT_EQ(done.code, 5) << done.err;
+  EXPECT_NE(done.err.find("error: step 2: 587 scored tokens have log-probs that are not finite; "),
+            std::string::npos)
+      << done.err;
   EXPECT_NE(
       done.err.find("nothing is saved (step 2: the weights of model.embed_tokens.weight are not finite"),
       std::string::npos)
