@@ -43,11 +43,12 @@ TEST(Files, AFullDiskIsRetryable) {
 
 TEST(Files, NameWhatCannotBeRead) {
   const TempFolder temp;
-  EXPECT_EQ(error_of(ErrorKind::kModel, [&] { return read_file(temp / "x"); }), temp / "x: no such file");
+  EXPECT_EQ(error_of(ErrorKind::kModel, [&] { return read_file(temp / "x"); }),
+            temp / "x: no such file | check the path");
   EXPECT_EQ(error_of(ErrorKind::kModel, [&] { return read_file(temp.path()); }),
             temp.path() + ": is a folder, expected a file | copy it to a file first");
   EXPECT_EQ(error_of(ErrorKind::kModel, [&] { return read_file(temp.write("big", "12345"), 4); }),
-            temp / "big: is larger than 4 bytes");
+            temp / "big: is larger than 4 bytes | is it the file you meant?");
 }
 
 TEST(Files, JsonIsCheckedForFaultsAndDuplicates) {
@@ -55,9 +56,12 @@ TEST(Files, JsonIsCheckedForFaultsAndDuplicates) {
     return error_of(ErrorKind::kModel, [&] { check_json("f", text); });
   };
   EXPECT_EQ(fault(R"({"a":1,"b":{"a":[{"a":2},{"a":3}]}})"), "no error");
-  EXPECT_EQ(fault(R"({"a":1,"b":{"c":1,"c":2}})"), "f: the key \"c\" appears twice");
-  EXPECT_EQ(fault("{\"a\":1} x"), "f: is not JSON (fault at byte 9)");
-  EXPECT_EQ(fault(std::string(100000, '[')), "f: is nested more than 32 levels deep");
+  EXPECT_EQ(fault(R"({"a":1,"b":{"c":1,"c":2}})"),
+            "f: the key \"c\" appears twice | is the file complete? mend it, or get it again");
+  EXPECT_EQ(fault("{\"a\":1} x"),
+            "f: is not JSON (fault at byte 9) | is the file complete? mend it, or get it again");
+  EXPECT_EQ(fault(std::string(100000, '[')),
+            "f: is nested more than 32 levels deep | is the file complete? mend it, or get it again");
 }
 
 }  // namespace

@@ -24,7 +24,9 @@ std::string file_bytes(const std::string& header, const std::string& data) {
   return bytes + header + data;
 }
 
-// The message without the path of the temporary folder.
+const std::string kDamagedHint = " | the file is damaged or was not made to the format: get it again";
+
+// The message without the path of the temporary folder, and without the hint that most of them have.
 std::string fault_of(const std::string& bytes) {
   const TempFolder folder;
   const std::string path = folder.write("model.safetensors", bytes);
@@ -32,6 +34,7 @@ std::string fault_of(const std::string& bytes) {
   if (const size_t at = fault.find(folder.path() + "/"); at != std::string::npos) {
     fault.erase(at, folder.path().size() + 1);
   }
+  if (const size_t at = fault.rfind(kDamagedHint); at != std::string::npos) fault.erase(at);
   return fault;
 }
 
@@ -96,7 +99,8 @@ TEST(Safetensors, SaysWhatIsWrongWithTheFile) {
   std::string huge(16, '\0');
   huge[7] = '\x80';  // 2^63
   EXPECT_EQ(fault_of(huge),
-            "model.safetensors: the header should be 9223372036854775808 bytes long but the file has 16 | "
+            "model.safetensors: the header should be 9223372036854775808 bytes long but 8 bytes follow its "
+            "length | "
             "incomplete download or copy?");
   EXPECT_NE(fault_of(file_bytes("[]", "")).find("header is not a JSON object"), std::string::npos);
   EXPECT_NE(fault_of(file_bytes("{\"a\":", "")).find("is not JSON (fault at byte"), std::string::npos);
@@ -117,6 +121,13 @@ TEST(Safetensors, SaysHowManyBytesAreMissing) {
             "model.safetensors: header says 1204224 bytes of data but the file has 1204225 | "
             "bytes follow the last tensor: a damaged copy?");
   EXPECT_EQ(fault_of_header(header, 1204224), "no error");
+}
+
+TEST(Safetensors, FaultsOfTheHeaderSayWhatToDo) {
+  const TempFolder folder;
+  const std::string path =
+      folder.write("m", file_bytes(R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", "1234"));
+  EXPECT_TRUE(error_of(ErrorKind::kModel, [&] { const SafetensorsFile file(path); }).ends_with(kDamagedHint));
 }
 
 TEST(Safetensors, RefusesLyingEntries) {
@@ -155,7 +166,8 @@ TEST(Safetensors, RefusesLyingEntries) {
 TEST(Safetensors, RefusesDuplicatesOverlapsAndHoles) {
   const std::string w = R"("w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
   EXPECT_EQ(fault_of_header("{" + w + "," + w + "}", 4),
-            "model.safetensors: header: the key \"w\" appears twice");
+            "model.safetensors: header: the key \"w\" appears twice | is the file complete? mend it, or get "
+            "it again");
   EXPECT_EQ(fault_of_header("{" + w + R"(,"v":{"dtype":"F16","shape":[2],"data_offsets":[2,6]}})", 6),
             "model.safetensors: tensors w and v overlap");
   EXPECT_EQ(fault_of_header("{" + w + R"(,"v":{"dtype":"F16","shape":[2],"data_offsets":[6,10]}})", 10),

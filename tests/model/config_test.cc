@@ -300,9 +300,9 @@ TEST(ModelConfig, RefusesBrokenFiles) {
                 .find("config.json: no such file"),
             std::string::npos);
   EXPECT_NE(fault_of("{").find("is not JSON"), std::string::npos);
-  EXPECT_EQ(fault_of("[]"), "is not a JSON object");
+  EXPECT_EQ(fault_of("[]"), "is not a JSON object | is this a model's config.json?");
   EXPECT_EQ(fault_of(R"({"model_type":"llama","hidden_size":8,"hidden_size":16})"),
-            "the key \"hidden_size\" appears twice");
+            "the key \"hidden_size\" appears twice | is the file complete? mend it, or get it again");
 }
 
 TEST(ModelConfig, NeutralValuesPass) {

@@ -94,7 +94,9 @@ std::vector<std::string> rollout_files(const std::string& pattern) {
   if (fs::exists(status)) return {pattern};
   if (pattern.find_first_of("*?[") != std::string::npos) {
     auto files = files_of_glob(pattern);
-    if (files.empty()) data_error(pattern, "no file matches");
+    if (files.empty())
+      data_error(pattern, "no file matches",
+                 "check the pattern; paths in a run file are relative to its folder");
     return files;
   }
   data_error(pattern, "no such file or folder", "paths in a run file are relative to its folder");

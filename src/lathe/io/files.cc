@@ -57,8 +57,9 @@ int open_to_read(const std::string& path) {
   if (!kind.empty())
     model_error(path, fmt::format("is {}, expected a file", kind), "copy it to a file first");
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0 && errno == ENOENT) model_error(path, "no such file");
-  if (descriptor < 0) model_error(path, "cannot be opened: " + system_words(errno));
+  if (descriptor < 0 && errno == ENOENT) model_error(path, "no such file", "check the path");
+  if (descriptor < 0)
+    model_error(path, "cannot be opened: " + system_words(errno), "check that you may read it");
   return descriptor;
 }
 
@@ -151,7 +152,8 @@ std::string read_file(const std::string& path, size_t max_bytes) {
   std::array<char, 65536> buffer;
   while (const size_t got = read_some(file, path, buffer.data(), buffer.size())) {
     text.append(buffer.data(), got);
-    if (text.size() > max_bytes) model_error(path, fmt::format("is larger than {} bytes", max_bytes));
+    if (text.size() > max_bytes)
+      model_error(path, fmt::format("is larger than {} bytes", max_bytes), "is it the file you meant?");
   }
   return text;
 }

@@ -12,6 +12,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr const char* kIndexHint = "the index is damaged or of another model: get it again";
+
 std::string join_path(const std::string& folder, const std::string& name) {
   return folder.empty() || folder.back() == '/' ? folder + name : folder + "/" + name;
 }
@@ -35,19 +37,21 @@ std::map<std::string, std::string> read_weight_map(const std::string& path) {
   check_json(path, text);
   const json index = json::parse(text);
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
-    model_error(path, "has no weight_map");
+    model_error(path, "has no weight_map", kIndexHint);
   }
   std::map<std::string, std::string> files;
   for (const auto& [tensor, file] : index["weight_map"].items()) {
     const bool plain = file.is_string() && !file.get<std::string>().empty() &&
                        file.get<std::string>().find_first_of("/\\") == std::string::npos;
     if (!plain) {
-      model_error(path, fmt::format("weight_map gives {} for {}; a file name within the folder is needed",
-                                    file.dump(), tensor));
+      model_error(path,
+                  fmt::format("weight_map gives {} for {}; a file name within the folder is needed",
+                              file.dump(), tensor),
+                  kIndexHint);
     }
     files[tensor] = file.get<std::string>();
   }
-  if (files.empty()) model_error(path, "weight_map is empty");
+  if (files.empty()) model_error(path, "weight_map is empty", kIndexHint);
   return files;
 }
 
@@ -93,7 +97,8 @@ void HfFolder::open_sharded() {
   for (const auto& [tensor, file] : file_of_tensor) {
     const auto found = file_index_of_.find(tensor);
     if (found == file_index_of_.end() || file_names_[found->second] != file) {
-      model_error(index_path, fmt::format("says that {} is in {}, but it is not there", tensor, file));
+      model_error(index_path, fmt::format("says that {} is in {}, but it is not there", tensor, file),
+                  kIndexHint);
     }
   }
 }
@@ -105,7 +110,8 @@ void HfFolder::add_file(const std::string& name) {
     const auto [at, fresh] = file_index_of_.try_emplace(tensor, files_.size() - 1);
     if (!fresh) {
       model_error(path_,
-                  fmt::format("tensor {} is in two files, {} and {}", tensor, file_names_[at->second], name));
+                  fmt::format("tensor {} is in two files, {} and {}", tensor, file_names_[at->second], name),
+                  "remove the file that is stale");
     }
   }
 }

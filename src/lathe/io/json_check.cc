@@ -59,7 +59,9 @@ class Checker : public nlohmann::json_sax<nlohmann::json> {
 
 void check_json(const std::string& where, std::string_view text, int max_depth) {
   Checker checker(max_depth);
-  if (!nlohmann::json::sax_parse(text.begin(), text.end(), &checker)) model_error(where, checker.fault());
+  if (!nlohmann::json::sax_parse(text.begin(), text.end(), &checker)) {
+    model_error(where, checker.fault(), "is the file complete? mend it, or get it again");
+  }
 }
 
 }  // namespace lathe

@@ -28,6 +28,8 @@ constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = uint64_t{100} << 20;
 constexpr const char* kMetadataKey = "__metadata__";
 constexpr const char* kIncompleteHint = "incomplete download or copy?";
+constexpr const char* kDamagedHint = "the file is damaged or was not made to the format: get it again";
+constexpr const char* kReadableHint = "check the path, and that you may read it";
 
 bool multiply(int64_t a, int64_t b, int64_t* product) {
   return !__builtin_mul_overflow(a, b, product);
@@ -52,14 +54,15 @@ int64_t whole_number(const json& value, const std::string& where, const std::str
                     (!value.is_number_unsigned() ||
                      value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
   if (!fits || value.get<int64_t>() < 0) {
-    model_error(where, fmt::format("{} must be whole numbers of at least 0, not {}", what, value.dump()));
+    model_error(where, fmt::format("{} must be whole numbers of at least 0, not {}", what, value.dump()),
+                kDamagedHint);
   }
   return value.get<int64_t>();
 }
 
 TensorInfo read_entry(const std::string& path, const std::string& name, const json& entry) {
   const auto fail = [&](const std::string& what) {
-    model_error(path, fmt::format("tensor {}: {}", name, what));
+    model_error(path, fmt::format("tensor {}: {}", name, what), kDamagedHint);
   };
   if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") ||
       !entry.contains("data_offsets")) {
@@ -98,10 +101,11 @@ TensorInfo read_entry(const std::string& path, const std::string& name, const js
 
 std::map<std::string, std::string> read_metadata(const std::string& path, const json& entry) {
   std::map<std::string, std::string> metadata;
-  if (!entry.is_object()) model_error(path, "__metadata__ must be an object of strings");
+  if (!entry.is_object()) model_error(path, "__metadata__ must be an object of strings", kDamagedHint);
   for (const auto& [key, value] : entry.items()) {
     if (!value.is_string()) {
-      model_error(path, fmt::format("__metadata__ {} must be a string, not {}", key, value.dump()));
+      model_error(path, fmt::format("__metadata__ {} must be a string, not {}", key, value.dump()),
+                  kDamagedHint);
     }
     metadata[key] = value.get<std::string>();
   }
@@ -115,8 +119,8 @@ const std::byte* map_file(const std::string& path, size_t* bytes) {
   if (!kind.empty())
     model_error(path, fmt::format("is {}, expected a file", kind), "copy it to a file first");
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0 && errno == ENOENT) model_error(path, "no such file");
-  if (descriptor < 0) model_error(path, "cannot be opened: " + words());
+  if (descriptor < 0 && errno == ENOENT) model_error(path, "no such file", kReadableHint);
+  if (descriptor < 0) model_error(path, "cannot be opened: " + words(), kReadableHint);
   struct stat status {};
   const bool examined = ::fstat(descriptor, &status) == 0;
   void* mapping = MAP_FAILED;
@@ -125,10 +129,10 @@ const std::byte* map_file(const std::string& path, size_t* bytes) {
   }
   const std::string reason = words();
   ::close(descriptor);
-  if (!examined) model_error(path, "cannot be examined: " + reason);
+  if (!examined) model_error(path, "cannot be examined: " + reason, kReadableHint);
   *bytes = static_cast<size_t>(status.st_size);
   if (*bytes == 0) return nullptr;
-  if (mapping == MAP_FAILED) model_error(path, "cannot be mapped: " + reason);
+  if (mapping == MAP_FAILED) model_error(path, "cannot be mapped: " + reason, kReadableHint);
   return static_cast<const std::byte*>(mapping);
 }
 
@@ -184,14 +188,15 @@ void SafetensorsFile::check_header_length(uint64_t header_bytes) const {
   if (!guess.empty())
     model_error(path_, fmt::format("not a safetensors file ({} bytes)", mapping_bytes_), guess);
   if (header_bytes > mapping_bytes_ - kLengthBytes) {
-    model_error(
-        path_,
-        fmt::format("the header should be {} bytes long but the file has {}", header_bytes, mapping_bytes_),
-        hint);
+    model_error(path_,
+                fmt::format("the header should be {} bytes long but {} bytes follow its length", header_bytes,
+                            mapping_bytes_ - kLengthBytes),
+                hint);
   }
   if (header_bytes > kMaxHeaderBytes) {
     model_error(path_,
-                fmt::format("a header of {} bytes is above the limit of {}", header_bytes, kMaxHeaderBytes));
+                fmt::format("a header of {} bytes is above the limit of {}", header_bytes, kMaxHeaderBytes),
+                kDamagedHint);
   }
   if (header_bytes < 2 || mapping_[kLengthBytes] != std::byte{'{'}) {
     model_error(path_, "the header is not a JSON object", "is this a safetensors file?");
@@ -223,10 +228,12 @@ void SafetensorsFile::check_coverage(uint64_t data_begin) const {
   std::string before;
   for (const std::string& name : names_in_file_order()) {
     const TensorInfo& info = tensors_.at(name);
-    if (info.begin < covered) model_error(path_, fmt::format("tensors {} and {} overlap", before, name));
+    if (info.begin < covered)
+      model_error(path_, fmt::format("tensors {} and {} overlap", before, name), kDamagedHint);
     if (info.begin > covered) {
       model_error(path_,
-                  fmt::format("{} bytes before tensor {} belong to no tensor", info.begin - covered, name));
+                  fmt::format("{} bytes before tensor {} belong to no tensor", info.begin - covered, name),
+                  kDamagedHint);
     }
     covered = info.end;
     before = name;

@@ -51,7 +51,7 @@ class ConfigReader {
       : path_(std::move(path)), root_(root), warnings_(warnings) {}
 
   ModelConfig read() {
-    if (!root_.is_object()) model_error(path_, "is not a JSON object");
+    if (!root_.is_object()) model_error(path_, "is not a JSON object", "is this a model's config.json?");
     find_family();
     read_sizes();
     read_rope();
