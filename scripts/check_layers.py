@@ -36,7 +36,7 @@ QUARANTINE = {
 }
 STANDARD = re.compile(r"[a-z_0-9]+")  # <vector>, <cmath>
 SYSTEM = {"unistd.h", "glob.h", "fcntl.h", "sched.h", "signal.h", "pthread.h", "cpuid.h", "dirent.h", "errno.h", "stdlib.h",
-          "sys/file.h", "sys/mman.h", "sys/resource.h", "sys/stat.h", "sys/statvfs.h", "sys/syscall.h", "sys/types.h", "sys/wait.h"}
+          "poll.h", "sys/file.h", "sys/ioctl.h", "sys/mman.h", "sys/resource.h", "sys/stat.h", "sys/statvfs.h", "sys/syscall.h", "sys/types.h", "sys/wait.h"}
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 

@@ -1,33 +1,129 @@
 #include "lathe/core/log.h"
 
+#include <chrono>
+#include <cstdlib>
+#include <mutex>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include <poll.h>
 #include <spdlog/logger.h>
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include "lathe/core/error.h"
 
 namespace lathe {
+namespace {
 
-struct Log::Sinks {
-  spdlog::logger logger{"lathe"};
-};
+constexpr double kInterval = 0.2;  // s between two looks at the board
+constexpr double kPatience = 2;    // s for a terminal that does not take what is drawn
+constexpr size_t kUsualColumns = 80;
 
-Log::Log(bool to_stderr) : sinks_(std::make_unique<Sinks>()) {
-  if (to_stderr) {
-    auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
-    sink->set_pattern("%^%L%$ %v");
-    sinks_->logger.sinks().push_back(std::move(sink));
-  }
-  sinks_->logger.set_level(spdlog::level::info);
-  sinks_->logger.flush_on(spdlog::level::info);
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-Log::~Log() = default;
+size_t terminal_columns() {
+  winsize size{};
+  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? size.ws_col : kUsualColumns;
+}
+
+bool is_terminal() {
+  const char* kind = std::getenv("TERM");  // NOLINT(concurrency-mt-unsafe): read at start-up
+  return ::isatty(STDERR_FILENO) != 0 && kind != nullptr && std::string_view(kind) != "dumb";
+}
+
+// The display never waits: a terminal or pipe that is stopped is left alone.
+bool takes_text() {
+  pollfd terminal{.fd = STDERR_FILENO, .events = POLLOUT, .revents = 0};
+  return ::poll(&terminal, 1, 0) == 1 && (terminal.revents & POLLOUT) != 0;
+}
+
+void draw(const std::string& text) {
+  if (takes_text()) std::ignore = ::write(STDERR_FILENO, text.data(), text.size());
+}
+
+}  // namespace
+
+struct Log::Sinks {
+  Sinks(bool terminal, const ProgressTimes& times) : board(std::make_shared<ProgressBoard>(terminal, times)) {
+    logger.set_level(spdlog::level::info);
+    logger.flush_on(spdlog::level::info);
+  }
+
+  spdlog::logger logger{"lathe"};
+  std::shared_ptr<ProgressBoard> board;
+  std::mutex drawing;
+  bool bar_shown = false;
+
+  void write(spdlog::level::level_enum level, const std::string& message) {
+    const std::lock_guard lock(drawing);
+    erase_bar();
+    logger.log(level, message);
+  }
+  void erase_bar() {
+    if (std::exchange(bar_shown, false)) draw("\r\x1b[K");
+  }
+  // By the display's thread.
+  void show() {
+    if (!takes_text()) return;
+    const ProgressBoard::Display display = board->display(now());
+    for (const std::string& line : display.infos) write(spdlog::level::info, line);
+    for (const std::string& line : display.alarms) write(spdlog::level::warn, line);
+    const std::lock_guard lock(drawing);
+    if (display.bar.empty()) {
+      erase_bar();
+    } else {
+      draw("\r" + display.bar.substr(0, terminal_columns() - 1) + "\x1b[K");
+      bar_shown = true;
+    }
+  }
+};
+
+Activity::Activity(Activity&& other) noexcept : board_(std::move(other.board_)), id_(other.id_) {}
+Activity::~Activity() {
+  if (board_ != nullptr) board_->end(id_, now());
+}
+void Activity::advance(int64_t count) const {
+  board_->advance(id_, count, now());
+}
+void Activity::set_what(const std::string& what) const {
+  board_->set_what(id_, what, now());
+}
+
+Log::Log(bool to_stderr) : sinks_(std::make_shared<Sinks>(to_stderr && is_terminal(), ProgressTimes{})) {
+  if (to_stderr) start(kInterval);
+}
+
+Log::Log(bool terminal, const ProgressTimes& times, double interval)
+    : sinks_(std::make_shared<Sinks>(terminal, times)) {
+  start(interval);
+}
+
+Log::~Log() {
+  thread_.reset();
+  // Not if the display hangs in the middle of a drawing.
+  const std::unique_lock lock(sinks_->drawing, std::try_to_lock);
+  if (lock.owns_lock()) sinks_->erase_bar();
+}
+
+void Log::start(double interval) {
+  auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  sink->set_pattern("%^%L%$ %v");
+  sinks_->logger.sinks().push_back(std::move(sink));
+  thread_ = std::make_unique<ProgressThread>([sinks = sinks_] { sinks->show(); }, interval, kPatience);
+}
 
 void Log::add_file(const std::string& path) {
   try {
     auto sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
     sink->set_pattern("%Y-%m-%dT%H:%M:%S.%e %L %v");
+    const std::lock_guard lock(sinks_->drawing);
     sinks_->logger.sinks().push_back(std::move(sink));
   } catch (const spdlog::spdlog_ex& e) {
     config_error(path, fmt::format("cannot open the log file: {}", e.what()), "choose a writable run.dir");
@@ -35,10 +131,21 @@ void Log::add_file(const std::string& path) {
 }
 
 void Log::write_info(const std::string& message) {
-  sinks_->logger.log(spdlog::level::info, message);
+  sinks_->board->logged(now());
+  sinks_->write(spdlog::level::info, message);
 }
 void Log::write_warning(const std::string& message) {
-  sinks_->logger.log(spdlog::level::warn, message);
+  sinks_->board->logged(now());
+  sinks_->write(spdlog::level::warn, message);
+}
+
+Activity Log::activity(const std::string& what, int64_t total, const std::string& unit) {
+  return Activity(sinks_->board, sinks_->board->begin(what, total, unit, now()));
+}
+
+void Log::hide_bar() {
+  const std::lock_guard lock(sinks_->drawing);
+  sinks_->erase_bar();
 }
 
 }  // namespace lathe

@@ -1,4 +1,5 @@
-// The run's log: stderr, and log.txt of the run folder once it is known. Not a global: a Log is handed to who needs it.
+// The run's log: stderr, and log.txt of the run folder once it is known; and the display of what is being done. Not a
+// global: a Log is handed to who needs it. Safe to use from several threads.
 #pragma once
 
 #include <memory>
@@ -6,12 +7,35 @@
 
 #include <fmt/format.h>
 
+#include "lathe/core/progress.h"
+
 namespace lathe {
+
+// Something that takes time, from construction to destruction. Made by Log::activity.
+class Activity {
+ public:
+  ~Activity();
+  Activity(Activity&& other) noexcept;
+  Activity(const Activity&) = delete;
+  Activity& operator=(const Activity&) = delete;
+  Activity& operator=(Activity&&) = delete;
+
+  void advance(int64_t count = 1) const;
+  void set_what(const std::string& what) const;
+
+ private:
+  friend class Log;
+  Activity(std::shared_ptr<ProgressBoard> board, int64_t id) : board_(std::move(board)), id_(id) {}
+  std::shared_ptr<ProgressBoard> board_;
+  int64_t id_;
+};
 
 class Log {
  public:
-  // to_stderr = false: silent until a file is added (tests).
+  // to_stderr = false: silent until a file is added, and without a display (tests).
   explicit Log(bool to_stderr = true);
+  // To stderr, with a display whose thread looks every `interval` seconds. terminal: draw a bar.
+  Log(bool terminal, const ProgressTimes& times, double interval);
   ~Log();
   Log(const Log&) = delete;
   Log& operator=(const Log&) = delete;
@@ -19,6 +43,11 @@ class Log {
   void add_file(const std::string& path);  // throws a config error if it cannot be opened
   void write_info(const std::string& message);
   void write_warning(const std::string& message);
+
+  // what: "loading weights"; total: how many `unit`s, 0 = not known; unit "": nothing is counted.
+  [[nodiscard]] Activity activity(const std::string& what, int64_t total = 0, const std::string& unit = "");
+  // Takes the bar away for a moment: something else is about to be written to the terminal.
+  void hide_bar();
 
   template <typename... Args>
   void info(fmt::format_string<Args...> format, Args&&... args) {
@@ -31,7 +60,10 @@ class Log {
 
  private:
   struct Sinks;
-  std::unique_ptr<Sinks> sinks_;
+  void start(double interval);
+
+  std::shared_ptr<Sinks> sinks_;  // the display's thread has them too
+  std::unique_ptr<ProgressThread> thread_;
 };
 
 }  // namespace lathe
