@@ -8,10 +8,9 @@
 namespace lathe {
 namespace {
 
-const std::vector<std::string> kBuilt{"train",   "score",           "init", "inspect", "env",
-                                      "version", "config-reference"};
-const std::vector<std::string> kUnbuilt{"bench",   "gates",  "plan", "serve",
-                                        "rollout", "render", "diff", "readout"};
+const std::vector<std::string> kBuilt{"train", "score", "init",    "inspect",
+                                      "bench", "env",   "version", "config-reference"};
+const std::vector<std::string> kUnbuilt{"gates", "plan", "serve", "rollout", "render", "diff", "readout"};
 
 class Usage : public CommandTest {};
 

@@ -41,7 +41,11 @@ std::vector<std::string> command_names(const CLI::App& app) {
   return names;
 }
 
-std::string hint_for_extras(const CLI::App& command) {
+std::string help_hint(const std::string& command) {
+  return fmt::format("see `{} --help`", command);
+}
+
+std::string hint_for_extras(const CLI::App& command, const std::string& path) {
   std::vector<std::string> names;
   for (const CLI::Option* option : command.get_options()) {
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
@@ -51,17 +55,20 @@ std::string hint_for_extras(const CLI::App& command) {
     const std::string guess = nearest_name(extra.substr(0, extra.find('=')), names);
     if (!guess.empty()) return fmt::format("did you mean '{}'?", guess);
   }
-  return fmt::format("see `lathe {} --help`", command.get_name());
+  return help_hint(path);
 }
 
 // Faults of the command line itself, in the form of all other errors.
 [[noreturn]] void usage_error(const CLI::App& app, const CLI::ParseError& error) {
-  const auto chosen = app.get_subcommands();
-  if (chosen.empty()) config_error("lathe", error.what(), "see `lathe --help`");
-  const CLI::App& command = *chosen.front();
+  if (app.get_subcommands().empty()) config_error("lathe", error.what(), "see `lathe --help`");
+  const CLI::App* command = &app;
+  std::string name = "lathe";
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    name += " " + command->get_name();
+  }
   const bool extras = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
-  config_error("lathe " + command.get_name(), error.what(),
-               extras ? hint_for_extras(command) : fmt::format("see `lathe {} --help`", command.get_name()));
+  config_error(name, error.what(), extras ? hint_for_extras(*command, name) : help_hint(name));
 }
 
 void refuse_unknown_command(const CLI::App& app, int argc, const char* const* argv) {
@@ -84,6 +91,7 @@ int parse_and_run(int argc, const char* const* argv, double process_start_s) {
   add_score_command(app, context);
   add_init_command(app, context);
   add_inspect_command(app, context);
+  add_bench_command(app, context);
   add_env_command(app, context);
   add_version_command(app, context);
   add_config_reference_command(app, context);

@@ -24,6 +24,7 @@ void add_train_command(CLI::App& app, CommandContext& context);
 void add_score_command(CLI::App& app, CommandContext& context);
 void add_init_command(CLI::App& app, CommandContext& context);
 void add_inspect_command(CLI::App& app, CommandContext& context);
+void add_bench_command(CLI::App& app, CommandContext& context);
 void add_env_command(CLI::App& app, CommandContext& context);
 void add_version_command(CLI::App& app, CommandContext& context);
 void add_config_reference_command(CLI::App& app, CommandContext& context);

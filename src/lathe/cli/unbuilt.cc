@@ -9,9 +9,8 @@
 namespace lathe {
 
 void add_unbuilt_commands(CLI::App& app, CommandContext& context) {
-  constexpr std::array<std::pair<const char*, const char*>, 8> kCommands{
-      {{"bench", "A/B of settings of the trainer, and parts against their yardsticks"},
-       {"gates", "The numerics gates alone"},
+  constexpr std::array<std::pair<const char*, const char*>, 7> kCommands{
+      {{"gates", "The numerics gates alone"},
        {"plan", "Memory, FLOPs and bytes of a run on any mesh"},
        {"serve", "The trainer as a worker for an orchestrator"},
        {"rollout", "Sample from a small model"},

@@ -5,7 +5,7 @@
 // moe_gather: rows[r, :] = x[slot_of_row[r] / top_k, :] for r < offsets[experts]; x: [tokens, dim], rows: [tokens top_k, dim].
 // moe_combine: out[t, :] = sum_j weight[t, j] rows[row_of_slot[t, j], :] in order of j (weight absent: 1; slots that are
 // not routed: nothing). out: [tokens, dim], overwritten. It is the backward of moe_gather when weight is absent.
-// moe_counts copies the tokens per expert to the host (i64 [experts]); a device that computes nothing answers balanced.
+// moe_counts copies the tokens per expert to the host (i64 [experts]); a device that computes nothing answers zeros.
 #pragma once
 
 #include <span>

@@ -130,4 +130,47 @@ void gemm_bf16(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, cons
   products.run(trans_a, trans_b, beta != 0.0F, m, n, k, a, lda, b, ldb, c, ldc);
 }
 
+struct LibraryGemm::Primitive {
+  dnnl::engine engine{dnnl::engine::kind::cpu, 0};
+  dnnl::stream stream{engine};
+  dnnl::matmul product;
+};
+
+LibraryGemm::LibraryGemm(const Problem& problem) : problem_(problem) {
+  if (problem.type == DType::kF32) return;
+  omp_set_num_threads(problem.threads);
+  constexpr auto kBf16 = dnnl::memory::data_type::bf16;
+  const auto& p = problem;
+  primitive_ = std::make_unique<Primitive>();
+  const dnnl::matmul::desc operation(strided(kBf16, p.m, p.k, p.trans_a ? p.m : p.k, p.trans_a),
+                                     strided(kBf16, p.k, p.n, p.trans_b ? p.k : p.n, p.trans_b),
+                                     strided(dnnl::memory::data_type::f32, p.m, p.n, p.n, false));
+  primitive_->product = dnnl::matmul({operation, primitive_->engine});
+}
+
+LibraryGemm::~LibraryGemm() = default;
+
+void LibraryGemm::run(const void* a, const void* b, float* c) {
+  const Problem& p = problem_;
+  omp_set_num_threads(p.threads);
+  if (primitive_ == nullptr) {
+    const dnnl_status_t status = dnnl_sgemm(
+        p.trans_a ? 'T' : 'N', p.trans_b ? 'T' : 'N', p.m, p.n, p.k, 1.0F, static_cast<const float*>(a),
+        p.trans_a ? p.m : p.k, static_cast<const float*>(b), p.trans_b ? p.k : p.n, 0.0F, c, p.n);
+    LATHE_CHECK(status == dnnl_success, "oneDNN: status {}", static_cast<int>(status));
+  } else {
+    constexpr auto kBf16 = dnnl::memory::data_type::bf16;
+    const dnnl::memory source(strided(kBf16, p.m, p.k, p.trans_a ? p.m : p.k, p.trans_a), primitive_->engine,
+                              const_cast<void*>(a));
+    const dnnl::memory weights(strided(kBf16, p.k, p.n, p.trans_b ? p.k : p.n, p.trans_b), primitive_->engine,
+                               const_cast<void*>(b));
+    const dnnl::memory destination(strided(dnnl::memory::data_type::f32, p.m, p.n, p.n, false),
+                                   primitive_->engine, c);
+    primitive_->product.execute(
+        primitive_->stream,
+        {{DNNL_ARG_SRC, source}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, destination}});
+    primitive_->stream.wait();
+  }
+}
+
 }  // namespace lathe

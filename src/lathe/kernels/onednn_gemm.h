@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "lathe/core/cpu.h"
@@ -24,5 +25,30 @@ void gemm_f32(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float
 // The same with bf16 inputs and f32 sums, where the processor multiplies bf16 natively; beta is 0 or 1.
 void gemm_bf16(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const BFloat16* a, int64_t lda,
                const BFloat16* b, int64_t ldb, float beta, float* c, int64_t ldc);
+
+// The yardstick of benchmarks: one product of whole matrices, as the library does it on `threads` threads of its own. f32, or
+// bf16 inputs with f32 sums. Not for kernels: it enters OpenMP.
+class LibraryGemm {
+ public:
+  struct Problem {
+    DType type = DType::kF32;  // of a and b
+    bool trans_a = false;
+    bool trans_b = false;
+    int64_t m = 0;
+    int64_t n = 0;
+    int64_t k = 0;
+    int threads = 1;
+  };
+  explicit LibraryGemm(const Problem& problem);
+  ~LibraryGemm();
+  LibraryGemm(const LibraryGemm&) = delete;
+  LibraryGemm& operator=(const LibraryGemm&) = delete;
+  void run(const void* a, const void* b, float* c);  // contiguous
+
+ private:
+  struct Primitive;
+  Problem problem_;
+  std::unique_ptr<Primitive> primitive_;  // bf16
+};
 
 }  // namespace lathe

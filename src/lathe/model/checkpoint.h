@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lathe/core/rng.h"
 #include "lathe/io/hf_folder.h"
 #include "lathe/model/parameters.h"
 
@@ -30,6 +31,10 @@ void export_model(const HfFolder& source, const ParameterLayout& layout, const P
 // shape.
 void write_hf_tensors(const std::string& path, const ParameterLayout& layout, const ParameterValues& values,
                       const std::function<bool(const std::string& tensor)>& included);
+
+// Element `index` of a random-weight parameter, by the rules below.
+[[nodiscard]] float initial_value(const ModelConfig& config, ParameterRole role, const CounterRng& rng,
+                                  int64_t index);
 
 // A random-weight model from a config.json (or the folder that has one), as transformers initialises it (normal with
 // initializer_range; norms at their neutral value; dt_bias 1; A_log = log U(0.01, 16)); values depend on the seed and the

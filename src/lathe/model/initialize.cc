@@ -32,16 +32,6 @@ bool is_offset_norm(ParameterRole role) {
          role == ParameterRole::kQNorm || role == ParameterRole::kKNorm || role == ParameterRole::kFinalNorm;
 }
 
-float initial_value(const ModelConfig& config, const NewTensor& tensor, const CounterRng& rng, int64_t i) {
-  const auto index = static_cast<uint64_t>(i);
-  if (is_offset_norm(tensor.role)) return static_cast<float>(1 - config.norm_offset);
-  if (tensor.role == ParameterRole::kGatedNorm || tensor.role == ParameterRole::kDtBias) return 1;
-  if (tensor.role == ParameterRole::kALog) {
-    return static_cast<float>(std::log(0.01 + (16.0 - 0.01) * rng.uniform(index)));
-  }
-  return static_cast<float>(config.initializer_range * rng.normal(index));
-}
-
 void fill(const ModelConfig& config, const NewTensor& tensor, uint64_t seed, Queue& queue, std::byte* to) {
   const CounterRng rng(seed, stream_of(tensor.name));
   const int64_t count = tensor.shape.size();
@@ -50,7 +40,7 @@ void fill(const ModelConfig& config, const NewTensor& tensor, uint64_t seed, Que
     const int64_t begin = part * kPart;
     std::vector<float> values(static_cast<size_t>(std::min(kPart, count - begin)));
     for (size_t i = 0; i < values.size(); ++i) {
-      values[i] = initial_value(config, tensor, rng, begin + static_cast<int64_t>(i));
+      values[i] = initial_value(config, tensor.role, rng, begin + static_cast<int64_t>(i));
     }
     weights_from_float(tensor.dtype, values.data(), static_cast<int64_t>(values.size()), to + begin * size);
   });
@@ -165,6 +155,16 @@ std::string start_folder(const fs::path& to) {
 }
 
 }  // namespace
+
+float initial_value(const ModelConfig& config, ParameterRole role, const CounterRng& rng, int64_t i) {
+  const auto index = static_cast<uint64_t>(i);
+  if (is_offset_norm(role)) return static_cast<float>(1 - config.norm_offset);
+  if (role == ParameterRole::kGatedNorm || role == ParameterRole::kDtBias) return 1;
+  if (role == ParameterRole::kALog) {
+    return static_cast<float>(std::log(0.01 + (16.0 - 0.01) * rng.uniform(index)));
+  }
+  return static_cast<float>(config.initializer_range * rng.normal(index));
+}
 
 void initialize_model(const std::string& config_path, const std::string& to, uint64_t seed,
                       const std::string& dtype, std::vector<std::string>* warnings, int64_t shard_bytes) {
