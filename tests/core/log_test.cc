@@ -99,6 +99,16 @@ TEST(Log, TheBarIsTakenAwayBeforeALineAndAtTheEnd) {
   EXPECT_TRUE(captured.text().ends_with("\r\x1b[K")) << captured.text();
 }
 
+TEST(Log, TheBarGoesWithItsActivity) {
+  const StderrInFile captured;
+  Log log(true, kAtOnce, 0.001);
+  {
+    const Activity activity = log.activity("loading", 4, "tensors");
+    ASSERT_TRUE(captured.shows("0/4 tensors"));
+  }
+  EXPECT_TRUE(captured.text().ends_with("\r\x1b[K")) << captured.text();
+}
+
 TEST(Log, WithoutATerminalThereAreLinesAndNoBar) {
   const StderrInFile captured;
   Log log(false, kAtOnce, 0.001);

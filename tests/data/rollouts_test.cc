@@ -94,6 +94,14 @@ TEST(Rollouts, TextIsKeptWhenAsked) {
   EXPECT_EQ(skipped.lines[1].trajectory, 0);
 }
 
+TEST(Rollouts, CountsEveryLineForADisplay) {
+  RolloutOptions options;
+  int lines = 0;
+  options.on_line = [&lines] { ++lines; };
+  static_cast<void>(read_text(std::string("\n") + kLine + "\n\n" + kLine + "\n", options));
+  EXPECT_EQ(lines, 4);
+}
+
 TEST(Rollouts, GzipIsReadAndACutFileIsAnError) {
   const TestFolder folder;
   const std::string path = folder.path("r.jsonl.gz");

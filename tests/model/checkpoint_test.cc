@@ -281,11 +281,13 @@ TEST(Initialize, ShardsHoldTheSameValues) {
   const TempFolder temp;
   temp.write("config.json", test::json_of(test::moe_keys("qwen3_moe")));
   initialize_model(temp / "config.json", temp / "one", 5, "f32");
-  initialize_model(temp / "config.json", temp / "many", 5, "f32", nullptr, 4000);
+  size_t made = 0;
+  initialize_model(temp / "config.json", temp / "many", 5, "f32", nullptr, 4000, [&made] { ++made; });
   const Loaded one(temp / "one");
   const Loaded many(temp / "many");
   EXPECT_TRUE(many.folder.sharded());
   EXPECT_GT(many.folder.files().size(), 3U);
+  EXPECT_EQ(made, many.folder.tensor_names().size());
   EXPECT_EQ(one.values, many.values);
 }
 

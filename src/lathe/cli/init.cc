@@ -16,6 +16,8 @@ Examples:
   lathe init config.json --out model
   lathe init config.json --out model --seed 7 --dtype bf16)";
 
+constexpr int64_t kShardBytes = int64_t{4} << 30;
+
 struct InitArguments {
   std::string config;
   std::string out;
@@ -35,8 +37,12 @@ uint64_t parse_seed(const std::string& text) {
 
 int run_init(const InitArguments& arguments, CommandContext& context) {
   std::vector<std::string> warnings;
-  initialize_model(arguments.config, arguments.out, parse_seed(arguments.seed), arguments.dtype, &warnings);
   Log log;
+  {
+    const Activity activity = log.activity("making " + arguments.out, 0, "tensors");
+    initialize_model(arguments.config, arguments.out, parse_seed(arguments.seed), arguments.dtype, &warnings,
+                     kShardBytes, [&activity] { activity.advance(); });
+  }
   for (const std::string& warning : warnings) log.warning("{}", warning);
   context.output.line(fmt::format("written: {}", arguments.out));
   return 0;

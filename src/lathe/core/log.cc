@@ -21,6 +21,7 @@ namespace {
 
 constexpr double kInterval = 0.2;  // s between two looks at the board
 constexpr double kPatience = 2;    // s for a terminal that does not take what is drawn
+constexpr std::chrono::milliseconds kDrawingTime(100);
 constexpr size_t kUsualColumns = 80;
 
 double now() {
@@ -50,15 +51,16 @@ void draw(const std::string& text) {
 
 }  // namespace
 
-struct Log::Sinks {
-  Sinks(bool terminal, const ProgressTimes& times) : board(std::make_shared<ProgressBoard>(terminal, times)) {
+struct LogSinks {
+  LogSinks(bool terminal, const ProgressTimes& times)
+      : board(std::make_shared<ProgressBoard>(terminal, times)) {
     logger.set_level(spdlog::level::info);
     logger.flush_on(spdlog::level::info);
   }
 
   spdlog::logger logger{"lathe"};
   std::shared_ptr<ProgressBoard> board;
-  std::mutex drawing;
+  std::timed_mutex drawing;
   bool bar_shown = false;
 
   void write(spdlog::level::level_enum level, const std::string& message) {
@@ -68,6 +70,10 @@ struct Log::Sinks {
   }
   void erase_bar() {
     if (std::exchange(bar_shown, false)) draw("\r\x1b[K");
+  }
+  void hide_bar() {
+    const std::unique_lock lock(drawing, kDrawingTime);  // not for ever: the display may hang
+    if (lock.owns_lock()) erase_bar();
   }
   // By the display's thread.
   void show() {
@@ -85,31 +91,31 @@ struct Log::Sinks {
   }
 };
 
-Activity::Activity(Activity&& other) noexcept : board_(std::move(other.board_)), id_(other.id_) {}
+Activity::Activity(Activity&& other) noexcept : sinks_(std::move(other.sinks_)), id_(other.id_) {}
 Activity::~Activity() {
-  if (board_ != nullptr) board_->end(id_, now());
+  if (sinks_ == nullptr) return;
+  sinks_->board->end(id_, now());
+  sinks_->hide_bar();
 }
 void Activity::advance(int64_t count) const {
-  board_->advance(id_, count, now());
+  sinks_->board->advance(id_, count, now());
 }
 void Activity::set_what(const std::string& what) const {
-  board_->set_what(id_, what, now());
+  sinks_->board->set_what(id_, what, now());
 }
 
-Log::Log(bool to_stderr) : sinks_(std::make_shared<Sinks>(to_stderr && is_terminal(), ProgressTimes{})) {
+Log::Log(bool to_stderr) : sinks_(std::make_shared<LogSinks>(to_stderr && is_terminal(), ProgressTimes{})) {
   if (to_stderr) start(kInterval);
 }
 
 Log::Log(bool terminal, const ProgressTimes& times, double interval)
-    : sinks_(std::make_shared<Sinks>(terminal, times)) {
+    : sinks_(std::make_shared<LogSinks>(terminal, times)) {
   start(interval);
 }
 
 Log::~Log() {
   thread_.reset();
-  // Not if the display hangs in the middle of a drawing.
-  const std::unique_lock lock(sinks_->drawing, std::try_to_lock);
-  if (lock.owns_lock()) sinks_->erase_bar();
+  hide_bar();
 }
 
 void Log::start(double interval) {
@@ -140,12 +146,11 @@ void Log::write_warning(const std::string& message) {
 }
 
 Activity Log::activity(const std::string& what, int64_t total, const std::string& unit) {
-  return Activity(sinks_->board, sinks_->board->begin(what, total, unit, now()));
+  return Activity(sinks_, sinks_->board->begin(what, total, unit, now()));
 }
 
-void Log::hide_bar() {
-  const std::lock_guard lock(sinks_->drawing);
-  sinks_->erase_bar();
+void Log::hide_bar() const {
+  sinks_->hide_bar();
 }
 
 }  // namespace lathe

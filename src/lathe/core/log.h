@@ -11,6 +11,8 @@
 
 namespace lathe {
 
+struct LogSinks;
+
 // Something that takes time, from construction to destruction. Made by Log::activity.
 class Activity {
  public:
@@ -25,8 +27,8 @@ class Activity {
 
  private:
   friend class Log;
-  Activity(std::shared_ptr<ProgressBoard> board, int64_t id) : board_(std::move(board)), id_(id) {}
-  std::shared_ptr<ProgressBoard> board_;
+  Activity(std::shared_ptr<LogSinks> sinks, int64_t id) : sinks_(std::move(sinks)), id_(id) {}
+  std::shared_ptr<LogSinks> sinks_;
   int64_t id_;
 };
 
@@ -47,7 +49,7 @@ class Log {
   // what: "loading weights"; total: how many `unit`s, 0 = not known; unit "": nothing is counted.
   [[nodiscard]] Activity activity(const std::string& what, int64_t total = 0, const std::string& unit = "");
   // Takes the bar away for a moment: something else is about to be written to the terminal.
-  void hide_bar();
+  void hide_bar() const;
 
   template <typename... Args>
   void info(fmt::format_string<Args...> format, Args&&... args) {
@@ -59,10 +61,9 @@ class Log {
   }
 
  private:
-  struct Sinks;
   void start(double interval);
 
-  std::shared_ptr<Sinks> sinks_;  // the display's thread has them too
+  std::shared_ptr<LogSinks> sinks_;  // the display's thread has them too
   std::unique_ptr<ProgressThread> thread_;
 };
 

@@ -12,13 +12,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Runs of digits compare as numbers: step_2 before step_10.
-bool natural_less(const std::string& a, const std::string& b) {
-  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
-  const auto number_end = [&](const std::string& s, size_t i) {
-    while (i < s.size() && digit(s[i])) ++i;
-    return i;
-  };
+bool digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+size_t number_end(const std::string& s, size_t i) {
+  while (i < s.size() && digit(s[i])) ++i;
+  return i;
+}
+
+}  // namespace
+
+// step_2 before step_10.
+bool rollout_file_before(const std::string& a, const std::string& b) {
   size_t i = 0;
   size_t j = 0;
   while (i < a.size() && j < b.size()) {
@@ -40,6 +46,8 @@ bool natural_less(const std::string& a, const std::string& b) {
   return a.size() - i != b.size() - j ? a.size() - i < b.size() - j : a < b;
 }
 
+namespace {
+
 bool is_step_file(const std::string& name) {
   if (!name.starts_with("step_")) return false;
   const std::string stem = name.substr(0, name.ends_with(".gz") ? name.size() - 3 : name.size());
@@ -53,7 +61,7 @@ std::vector<std::string> files_of_folder(const std::string& folder) {
     if (is_step_file(at->path().filename().string())) files.push_back(at->path().string());
   }
   if (error) data_error(folder, fmt::format("cannot be read: {}", error.message()));
-  std::sort(files.begin(), files.end(), natural_less);
+  std::sort(files.begin(), files.end(), rollout_file_before);
   for (size_t i = 1; i < files.size(); ++i) {
     if (files[i] == files[i - 1] + ".gz") {
       data_error(files[i], fmt::format("is there beside {}, expected one file a step", files[i - 1]),
@@ -73,33 +81,46 @@ std::vector<std::string> files_of_glob(const std::string& pattern) {
     }
   }
   globfree(&found);
-  std::sort(files.begin(), files.end(), natural_less);
+  std::sort(files.begin(), files.end(), rollout_file_before);
   return files;
+}
+
+bool has_wildcard(const std::string& pattern) {
+  return pattern.find_first_of("*?[") != std::string::npos;
+}
+
+bool is_being_written(const std::string& path) {
+  const std::string name = fs::path(path).filename().string();
+  return name.starts_with('.') || name.ends_with(".tmp") || name.ends_with(".partial");
+}
+
+std::vector<std::string> files_of(const std::string& pattern) {
+  std::error_code error;
+  const fs::file_status status = fs::status(pattern, error);
+  if (fs::is_directory(status)) return files_of_folder(pattern);
+  if (fs::exists(status)) return {pattern};
+  return has_wildcard(pattern) ? files_of_glob(pattern) : std::vector<std::string>{};
 }
 
 }  // namespace
 
 std::vector<std::string> rollout_files(const std::string& pattern) {
-  std::error_code error;
-  const fs::file_status status = fs::status(pattern, error);
-  if (fs::is_directory(status)) {
-    auto files = files_of_folder(pattern);
-    if (files.empty()) {
-      data_error(
-          pattern, "no step_*.jsonl or step_*.jsonl.gz in this folder",
-          "name the files step_1.jsonl, step_2.jsonl and so on, or give a glob such as rollouts/*.jsonl");
-    }
-    return files;
+  std::vector<std::string> files = files_of(pattern);
+  if (!files.empty()) return files;
+  std::error_code ignored;
+  if (fs::is_directory(pattern, ignored)) {
+    data_error(
+        pattern, "no step_*.jsonl or step_*.jsonl.gz in this folder",
+        "name the files step_1.jsonl, step_2.jsonl and so on, or give a glob such as rollouts/*.jsonl");
   }
-  if (fs::exists(status)) return {pattern};
-  if (pattern.find_first_of("*?[") != std::string::npos) {
-    auto files = files_of_glob(pattern);
-    if (files.empty())
-      data_error(pattern, "no file matches",
-                 "check the pattern; paths in a run file are relative to its folder");
-    return files;
-  }
+  if (has_wildcard(pattern)) data_error(pattern, "no file matches");
   data_error(pattern, "no such file or folder", "paths in a run file are relative to its folder");
+}
+
+std::vector<std::string> rollout_files_so_far(const std::string& pattern) {
+  std::vector<std::string> files = files_of(pattern);
+  std::erase_if(files, is_being_written);
+  return files;
 }
 
 }  // namespace lathe

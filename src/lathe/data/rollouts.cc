@@ -22,6 +22,7 @@ RolloutFile read_rollouts(const std::string& path, const RolloutOptions& options
   LineReader reader(path);
   RolloutLineParser parser(path, options);
   for (std::string line; reader.next(line);) {
+    if (options.on_line) options.on_line();
     if (is_blank(line)) continue;
     if (options.keep_text) file.lines.push_back({.text = line, .trajectory = -1});
     try {

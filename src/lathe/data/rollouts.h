@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@ struct RolloutOptions {
   std::map<std::string, double> reward_weights;  // grpo.reward_weights
   bool need_reward = false;                      // train: a reward or an advantage must be there
   bool keep_text = false;                        // score: keep each line's text
+  std::function<void()> on_line;                 // called after every line, for a display; may be empty
 };
 
 struct KeptLine {
@@ -39,6 +41,11 @@ struct RolloutFile {
 // data.rollouts: a file, a glob, or a folder of step_*.jsonl(.gz): the files in order. Nothing found is a
 // data error.
 [[nodiscard]] std::vector<std::string> rollout_files(const std::string& pattern);
+// The same, but nothing found is nothing, and files that are being written are left out: names that begin with a dot or
+// end in .tmp or .partial.
+[[nodiscard]] std::vector<std::string> rollout_files_so_far(const std::string& pattern);
+// Whether `a` comes before `b`: digits compare as numbers.
+[[nodiscard]] bool rollout_file_before(const std::string& a, const std::string& b);
 
 // The line with "logprobs" and "entropy" [c] added; null where not finite; f32 text that reads back exactly. If both
 // were there they are replaced. "logprobs" alone are the sampler's: they stay, as "rollout_logprobs".

@@ -42,7 +42,11 @@ void BatchSource::read_file() {
     ++epoch_;
     log_.info("all {} rollout files are used: epoch {} begins", files_.size(), epoch_ + 1);
   }
-  RolloutFile file = read_rollouts(files_[next_file_++], options_);
+  const std::string& path = files_[next_file_++];
+  const Activity reading = log_.activity("reading " + path, 0, "lines");
+  options_.on_line = [&reading] { reading.advance(); };
+  RolloutFile file = read_rollouts(path, options_);
+  options_.on_line = nullptr;
   for (const std::string& warning : file.warnings) {
     if (warned_.insert(warning).second) log_.warning("{}", warning);
   }

@@ -47,6 +47,12 @@ void write_scores(const std::string& out, const RolloutFile& file, const std::ve
   writer.commit();
 }
 
+RolloutFile read_lines(const std::string& path, RolloutOptions options, Log& log) {
+  const Activity activity = log.activity("reading " + path, 0, "lines");
+  options.on_line = [&activity] { activity.advance(); };
+  return read_rollouts(path, options);
+}
+
 ScoreSummary summarize(const RolloutFile& file, const std::vector<LineScores>& scores) {
   ScoreSummary summary;
   summary.bad_lines = file.bad_lines;
@@ -75,6 +81,33 @@ ScoreSummary summarize(const RolloutFile& file, const std::vector<LineScores>& s
   return summary;
 }
 
+std::vector<LineScores> score_lines(Engine& engine, const RolloutFile& file, const PackingOptions& packing,
+                                    const MicroBatchOptions& batching, Log& log) {
+  std::vector<int64_t> lengths;
+  std::vector<LineScores> scores;
+  for (const Trajectory& t : file.trajectories) {
+    lengths.push_back(t.tokens());
+    const std::vector<float> none(t.completion_ids.size(), std::nanf(""));
+    scores.push_back({none, none});
+  }
+  const Activity activity = log.activity("scoring", static_cast<int64_t>(lengths.size()), "trajectories");
+  for (const PackedMicroBatch& packed : pack(lengths, packing)) {
+    MicroBatch batch = build_micro_batch(packed, file.trajectories, {}, packing.row_length, batching);
+    const auto prepared = engine.prepare(std::move(batch));
+    const TokenScores result = engine.score(prepared);
+    const MicroBatch& host = prepared->host;
+    for (int64_t i = 0; i < host.scored(); ++i) {
+      const auto at = static_cast<size_t>(i);
+      LineScores& line = scores[static_cast<size_t>(host.item[static_cast<size_t>(host.sequence[at])])];
+      const auto position = static_cast<size_t>(host.completion_position[at]);
+      line.logprobs[position] = static_cast<float>(result.logprobs[at]);
+      line.entropy[position] = static_cast<float>(result.entropy[at]);
+    }
+    activity.advance(static_cast<int64_t>(host.item.size()));
+  }
+  return scores;
+}
+
 }  // namespace
 
 ScoreSummary score(const RunConfig& config, const std::string& rollouts, const std::string& out, Log& log) {
@@ -85,7 +118,7 @@ ScoreSummary score(const RunConfig& config, const std::string& rollouts, const s
   reading.vocab_size = model.config.vocab_size;
   reading.skip_bad_lines = config.data.on_bad_line == "skip";
   reading.keep_text = true;
-  const RolloutFile file = read_rollouts(rollouts, reading);
+  const RolloutFile file = read_lines(rollouts, reading, log);
   for (const std::string& warning : file.warnings) log.warning("{}", warning);
 
   PackingOptions packing = packing_options(config);
@@ -107,26 +140,7 @@ ScoreSummary score(const RunConfig& config, const std::string& rollouts, const s
   for (const auto& [key, choice] : notes) log.info("{}: {}", key, choice);
 
   const double start = steady_seconds();
-  std::vector<int64_t> lengths;
-  std::vector<LineScores> scores;
-  for (const Trajectory& t : file.trajectories) {
-    lengths.push_back(t.tokens());
-    const std::vector<float> none(t.completion_ids.size(), std::nanf(""));
-    scores.push_back({none, none});
-  }
-  for (const PackedMicroBatch& packed : pack(lengths, packing)) {
-    MicroBatch batch = build_micro_batch(packed, file.trajectories, {}, packing.row_length, batching);
-    const auto prepared = engine.prepare(std::move(batch));
-    const TokenScores result = engine.score(prepared);
-    const MicroBatch& host = prepared->host;
-    for (int64_t i = 0; i < host.scored(); ++i) {
-      const auto at = static_cast<size_t>(i);
-      LineScores& line = scores[static_cast<size_t>(host.item[static_cast<size_t>(host.sequence[at])])];
-      const auto position = static_cast<size_t>(host.completion_position[at]);
-      line.logprobs[position] = static_cast<float>(result.logprobs[at]);
-      line.entropy[position] = static_cast<float>(result.entropy[at]);
-    }
-  }
+  const std::vector<LineScores> scores = score_lines(engine, file, packing, batching, log);
   ScoreSummary summary = summarize(file, scores);
   summary.seconds = steady_seconds() - start;
   summary.tokens_per_s = static_cast<double>(summary.tokens) / summary.seconds;

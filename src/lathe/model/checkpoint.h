@@ -40,9 +40,10 @@ void write_hf_tensors(const std::string& path, const ParameterLayout& layout, co
 // initializer_range; norms at their neutral value; dt_bias 1; A_log = log U(0.01, 16)); values depend on the seed and the
 // tensor's name only. dtype: f32, bf16, f16; A_log and linear_attn.norm stay f32. A wrapper's config becomes the flat one
 // of its text part. Files above `shard_bytes` are split. `to` must be absent or empty, and is whole or not there.
-// Config errors: `to`, dtype. `warnings`: what was changed in the config, and those of read_model_config.
+// Config errors: `to`, dtype. `warnings`: what was changed in the config, and those of read_model_config. on_tensor: called
+// after every tensor, for a display.
 void initialize_model(const std::string& config_path, const std::string& to, uint64_t seed,
                       const std::string& dtype, std::vector<std::string>* warnings = nullptr,
-                      int64_t shard_bytes = int64_t{4} << 30);
+                      int64_t shard_bytes = int64_t{4} << 30, const std::function<void()>& on_tensor = {});
 
 }  // namespace lathe

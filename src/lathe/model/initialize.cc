@@ -84,7 +84,7 @@ std::vector<std::vector<NewTensor>> cut_into_files(const std::vector<NewTensor>&
 }
 
 void write_weights(const ModelConfig& config, const std::string& folder, uint64_t seed,
-                   const std::string& dtype, int64_t shard_bytes) {
+                   const std::string& dtype, int64_t shard_bytes, const std::function<void()>& on_tensor) {
   const std::unique_ptr<Queue> queue = make_queue(available_cores());
   const auto files = cut_into_files(tensors_to_make(config, dtype), shard_bytes);
   std::map<std::string, std::string> weight_map;
@@ -99,8 +99,9 @@ void write_weights(const ModelConfig& config, const std::string& folder, uint64_
       tensor.name = made.name;
       tensor.dtype = made.dtype;
       for (int d = 0; d < made.shape.rank(); ++d) tensor.shape.push_back(made.shape[d]);
-      tensor.produce = [&config, &made, seed, &queue](std::byte* to) {
+      tensor.produce = [&config, &made, seed, &queue, &on_tensor](std::byte* to) {
         fill(config, made, seed, *queue, to);
+        if (on_tensor) on_tensor();
       };
       tensors.push_back(std::move(tensor));
       weight_map[made.name] = name;
@@ -167,7 +168,8 @@ float initial_value(const ModelConfig& config, ParameterRole role, const Counter
 }
 
 void initialize_model(const std::string& config_path, const std::string& to, uint64_t seed,
-                      const std::string& dtype, std::vector<std::string>* warnings, int64_t shard_bytes) {
+                      const std::string& dtype, std::vector<std::string>* warnings, int64_t shard_bytes,
+                      const std::function<void()>& on_tensor) {
   static const std::map<std::string, std::pair<std::string, std::string>> kDtypes = {
       {"f32", {"F32", "float32"}}, {"bf16", {"BF16", "bfloat16"}}, {"f16", {"F16", "float16"}}};
   const auto found = kDtypes.find(dtype);
@@ -183,7 +185,7 @@ void initialize_model(const std::string& config_path, const std::string& to, uin
   if (target.filename().empty()) target = target.parent_path();
   const std::string partial = start_folder(target);
   try {
-    write_weights(config, partial, seed, found->second.first, shard_bytes);
+    write_weights(config, partial, seed, found->second.first, shard_bytes, on_tensor);
     write_file_atomically(partial + "/config.json", text);
     std::error_code code;
     fs::rename(partial, target, code);
