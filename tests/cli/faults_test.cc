@@ -60,7 +60,6 @@ TEST_F(ConfigFaults, WhatTheCommandLineNames) {
       {{"train", "none.yaml"}, "error: none.yaml: cannot open the run file: No such file or directory\n"},
       {{"train", "."}, "error: .: is a folder, expected a run file (YAML)\n"},
       {{"train", "good.yaml", "--ledger-out", "x"}, "error: --ledger-out: is not built in this version\n"},
-      {{"train", "good.yaml", "--stop-after", "3"}, "error: --stop-after: is not built in this version\n"},
       {{"train", "good.yaml", "--gradients-out", "no/such/g.safetensors"},
        "error: --gradients-out: 'no/such/g.safetensors': there is no folder '"},
       {{"train", "good.yaml", "--gradients-out", "."}, "error: --gradients-out: '.' is a folder\n"},

@@ -5,7 +5,6 @@
 #include <fstream>
 #include <iterator>
 #include <sstream>
-#include <stdexcept>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -30,15 +29,30 @@ class RunFolderTest : public ::testing::Test {
     return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
   }
 
+  // Lines as a run writes them, of these steps.
+  static void write_steps(RunFolder& folder, const std::vector<int>& steps) {
+    for (const int step : steps) folder.write_metrics(step, {{"policy/loss", step}}, {{"isa", "avx2"}});
+  }
+  [[nodiscard]] std::vector<int> steps_in(const std::string& file) const {
+    std::vector<int> steps;
+    std::ifstream in(root_ / file);
+    for (std::string line; std::getline(in, line);) steps.push_back(nlohmann::json::parse(line)["step"]);
+    return steps;
+  }
+  void save(const RunFolder& folder, const CheckpointName& name) const {
+    static_cast<void>(folder.checkpoints().write(name, 0, 1, [](const std::string& /*to*/) {}));
+  }
+
   fs::path root_;
   Log log_{false};
 };
 
 TEST_F(RunFolderTest, MetricsAreOneObjectALineAndNotANumberIsNull) {
-  RunFolder folder(root_.string(), "auto", "run: {}\n", log_);
+  RunFolder folder(root_.string(), "auto", log_);
+  folder.begin("run: {}\n");
   folder.write_metrics(1, {{"policy/loss", 0.5}, {"policy/ratio_max", std::nan("")}},
                        {{"head.mode", "chunked"}});
-  folder.write_metrics(2, {{"policy/loss", -1}}, {});
+  folder.write_metrics(2, {{"policy/loss", -1}}, {{"head.mode", "chunked"}});
   std::istringstream lines(read(root_ / "metrics.jsonl"));
   std::string line;
   std::getline(lines, line);
@@ -48,49 +62,18 @@ TEST_F(RunFolderTest, MetricsAreOneObjectALineAndNotANumberIsNull) {
   EXPECT_TRUE(first["policy/ratio_max"].is_null());
   EXPECT_EQ(first["head.mode"], "chunked");
   std::getline(lines, line);
-  EXPECT_EQ(nlohmann::json::parse(line)["step"], 2);
+  const auto second = nlohmann::json::parse(line);
+  EXPECT_EQ(second["step"], 2);
+  EXPECT_FALSE(second.contains("head.mode"));
   EXPECT_NE(read(root_ / "log.txt").find("policy/ratio_max"), std::string::npos);
   EXPECT_EQ(read(root_ / "config.resolved.yaml"), "run: {}\n");
-}
-
-TEST_F(RunFolderTest, CheckpointsAreCompleteOrNotThere) {
-  RunFolder folder(root_.string(), "auto", "", log_);
-  const auto write_model = [](const std::string& to) { std::ofstream(fs::path(to) / "config.json") << "{}"; };
-  EXPECT_THROW(folder.save_checkpoint(1, 2,
-                                      [](const std::string& to) {
-                                        std::ofstream(fs::path(to) / "config.json") << "{}";
-                                        throw std::runtime_error("disk full");
-                                      }),
-               std::runtime_error);
-  EXPECT_TRUE(fs::is_empty(root_ / "checkpoints"));
-  for (const int step : {1, 2, 3}) {
-    const std::string path = folder.save_checkpoint(step, 2, write_model);
-    EXPECT_TRUE(fs::exists(fs::path(path) / "COMPLETE"));
-  }
-  EXPECT_FALSE(fs::exists(root_ / "checkpoints" / "step_000001"));
-  EXPECT_TRUE(fs::exists(root_ / "checkpoints" / "step_000002" / "config.json"));
-  EXPECT_EQ(read(root_ / "checkpoints" / "latest"), "step_000003\n");
-}
-
-TEST_F(RunFolderTest, AFolderWithCheckpointsIsRefused) {
-  {
-    RunFolder folder(root_.string(), "auto", "", log_);
-    static_cast<void>(folder.save_checkpoint(1, 0, [](const std::string& /*to*/) {}));
-  }
-  try {
-    const RunFolder again(root_.string(), "auto", "", log_);
-    FAIL() << "a used folder was accepted";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.exit_code(), 2);
-    EXPECT_NE(std::string(e.what()).find(root_.string()), std::string::npos);
-    EXPECT_NE(e.hint().find("run.dir"), std::string::npos);
-  }
 }
 
 TEST_F(RunFolderTest, AFolderInUseOrNotEmptyIsRefused) {
   const auto refusal = [&](const std::string& resume) {
     try {
-      const RunFolder folder(root_.string(), resume, "", log_);
+      RunFolder folder(root_.string(), resume, log_);
+      folder.begin("");
     } catch (const Error& e) {
       EXPECT_EQ(e.exit_code(), 2);
       return std::string(e.what());
@@ -98,16 +81,81 @@ TEST_F(RunFolderTest, AFolderInUseOrNotEmptyIsRefused) {
     return std::string("accepted");
   };
   {
-    RunFolder folder(root_.string(), "never", "", log_);
-    folder.write_metrics(1, {{"policy/loss", 1}}, {});
+    RunFolder folder(root_.string(), "never", log_);
+    folder.begin("");
+    write_steps(folder, {1});
     EXPECT_NE(refusal("auto").find("in use"), std::string::npos);
   }
   EXPECT_NE(refusal("never").find("not empty"), std::string::npos);
   EXPECT_EQ(refusal("auto"), "accepted");  // an earlier run without a checkpoint: its metrics are kept
-  EXPECT_NE(read(root_ / "metrics.previous.jsonl").find("policy/loss"), std::string::npos);
+  EXPECT_EQ(steps_in("metrics.previous.jsonl"), (std::vector<int>{1}));
   std::ofstream(root_.string() + "_file") << "x";
   EXPECT_THROW(RunFolder::check_usable(root_.string() + "_file", "auto"), Error);
   fs::remove(root_.string() + "_file");
+}
+
+TEST_F(RunFolderTest, AFolderThatOnlyWasLockedIsEmpty) {
+  fs::create_directories(root_);
+  { const RunFolder folder(root_.string(), "never", log_); }
+  EXPECT_NO_THROW(RunFolder::check_usable(root_.string(), "never"));
+}
+
+TEST_F(RunFolderTest, GoingOnDropsLinesAfterTheCheckpointAndACutOne) {
+  {
+    RunFolder folder(root_.string(), "auto", log_);
+    folder.begin("");
+    write_steps(folder, {1, 2, 3, 4});
+    save(folder, {.step = 2, .micro_batches = 0});
+  }
+  std::ofstream(root_ / "metrics.jsonl", std::ios::app) << "{\"step\":5,\"ti";
+  RunFolder folder(root_.string(), "auto", log_);
+  folder.go_on_after({.step = 2, .micro_batches = 0}, "second");
+  write_steps(folder, {3});
+  EXPECT_EQ(steps_in("metrics.jsonl"), (std::vector<int>{1, 2, 3}));
+  EXPECT_FALSE(fs::exists(root_ / "metrics.previous.jsonl"));  // the steps write them again
+  EXPECT_EQ(read(root_ / "config.resolved.yaml"), "second");
+  std::string text = read(root_ / "metrics.jsonl");
+  EXPECT_EQ(text.find("isa"), text.rfind("isa"));  // in the first line alone
+}
+
+TEST_F(RunFolderTest, BranchingKeepsWhatItSupersedes) {
+  for (int round = 1; round <= 2; ++round) {
+    RunFolder folder(root_.string(), "auto", log_);
+    if (round == 1) {
+      folder.begin("");
+      write_steps(folder, {1, 2, 3});
+      save(folder, {.step = 1, .micro_batches = 0});
+    } else {
+      write_steps(folder, {});
+    }
+    if (round == 2) folder.go_on_after({.step = 1, .micro_batches = 0}, "");
+    if (round == 2) write_steps(folder, {2, 3});
+    save(folder, {.step = 2, .micro_batches = 1});
+    save(folder, {.step = 3, .micro_batches = 0});
+  }
+  RunFolder folder(root_.string(), "auto", log_);
+  folder.go_on_after({.step = 1, .micro_batches = 0}, "");
+  EXPECT_EQ(steps_in("metrics.jsonl"), (std::vector<int>{1}));
+  EXPECT_EQ(steps_in("metrics.previous.jsonl"), (std::vector<int>{1, 2, 3}));
+  EXPECT_EQ(steps_in("metrics.previous-2.jsonl"), (std::vector<int>{1, 2, 3}));
+  EXPECT_EQ(folder.checkpoints().complete(), (std::vector<CheckpointName>{{.step = 1, .micro_batches = 0}}));
+  EXPECT_TRUE(fs::exists(root_ / "checkpoints" / "superseded_step_000003" / "COMPLETE"));
+  EXPECT_TRUE(fs::exists(root_ / "checkpoints" / "superseded_step_000003.2" / "COMPLETE"));
+  EXPECT_NE(read(root_ / "log.txt").find("kept as checkpoints/superseded_step_000003.2"), std::string::npos);
+}
+
+TEST_F(RunFolderTest, StrangeLinesAreNotLostSilently) {
+  {
+    RunFolder folder(root_.string(), "auto", log_);
+    folder.begin("");
+    write_steps(folder, {1});
+  }
+  std::ofstream(root_ / "metrics.jsonl", std::ios::app) << "a note of mine\n{\"step\":2}\n";
+  RunFolder folder(root_.string(), "auto", log_);
+  folder.go_on_after({.step = 2, .micro_batches = 0}, "");
+  EXPECT_EQ(steps_in("metrics.jsonl"), (std::vector<int>{1}));
+  EXPECT_NE(read(root_ / "metrics.previous.jsonl").find("a note of mine\n{\"step\":2}\n"), std::string::npos);
+  EXPECT_NE(read(root_ / "log.txt").find("no lines of steps 2 to 2"), std::string::npos);
 }
 
 }  // namespace

@@ -39,8 +39,9 @@ struct Loaded {
   }
   static ModelConfig config_of(const std::string& path) { return read_model_config(path, nullptr); }
   [[nodiscard]] ParameterValues source() const {
-    return
-        [this](size_t i, std::span<float> to) { std::copy(values[i].begin(), values[i].end(), to.begin()); };
+    return [this](size_t i, int64_t first, std::span<float> to) {
+      std::copy_n(values[i].begin() + first, to.size(), to.begin());
+    };
   }
 
   HfFolder folder;
@@ -170,18 +171,20 @@ TEST(Export, F16OverflowIsAnError) {
             std::string::npos);
 }
 
-TEST(WriteHfTensors, AsksForEachParameterOnceWhenInOrder) {
+TEST(WriteHfTensors, AsksForEveryElementOnceAndForLittleAtATime) {
   const Loaded model(golden_path("qwen3_moe"));
-  std::map<size_t, int> asked;
-  const ParameterValues counting = [&](size_t i, std::span<float> to) {
-    ++asked[i];
-    model.source()(i, to);
+  std::map<size_t, int64_t> asked;
+  const ParameterValues counting = [&](size_t i, int64_t first, std::span<float> to) {
+    asked[i] += static_cast<int64_t>(to.size());
+    model.source()(i, first, to);
   };
   const TempFolder temp;
   write_hf_tensors(temp / "all.safetensors", model.layout, counting, always);
   EXPECT_EQ(asked.size(), model.layout.parameters.size());
-  for (const auto& [parameter, count] : asked)
-    EXPECT_EQ(count, 1) << model.layout.parameters[parameter].name();
+  for (const auto& [parameter, count] : asked) {
+    const ParameterSpec& spec = model.layout.parameters[parameter];
+    EXPECT_EQ(count, spec.shape.size()) << spec.name();
+  }
   const SafetensorsFile file(temp / "all.safetensors");
   EXPECT_EQ(file.tensors().size(), model.layout.hf_tensors.size());
   for (const auto& [name, info] : file.tensors()) {  // the golden is f32: the same bytes
@@ -190,6 +193,36 @@ TEST(WriteHfTensors, AsksForEachParameterOnceWhenInOrder) {
   write_hf_tensors(temp / "one.safetensors", model.layout, model.source(),
                    [](const std::string& name) { return name == "model.norm.weight"; });
   EXPECT_EQ(SafetensorsFile(temp / "one.safetensors").tensors().size(), 1U);
+}
+
+// A tensor of several parts, made of stacks whose borders lie within a part.
+TEST(WriteHfTensors, TensorsLargerThanAPartAreWhole) {
+  const int64_t rows = 3 * static_cast<int64_t>(kTensorPartBytes) / 4 / 1000 + 7;
+  ParameterLayout layout;
+  layout.hf_tensors["w"] = Shape{rows, 1000};
+  for (const int64_t first : {int64_t{0}, rows / 5}) {
+    ParameterSpec& spec = layout.parameters.emplace_back();
+    const int64_t count = first == 0 ? rows / 5 : rows - first;
+    spec.shape = Shape{count + 3, 1000};
+    spec.row_elements = 1000;
+    spec.slices = {{.tensor = "w", .hf_row = first, .row = 3, .rows = count}};
+  }
+  size_t largest = 0;
+  const ParameterValues values = [&](size_t parameter, int64_t first, std::span<float> to) {
+    largest = std::max(largest, to.size());
+    const int64_t shift = (parameter == 0 ? 0 : rows / 5 * 1000) - 3000;
+    for (size_t i = 0; i < to.size(); ++i)
+      to[i] = static_cast<float>(first + shift + static_cast<int64_t>(i));
+  };
+  const TempFolder temp;
+  write_hf_tensors(temp / "w.safetensors", layout, values, always);
+  const SafetensorsFile file(temp / "w.safetensors");
+  const TensorInfo& info = file.tensors().at("w");
+  std::vector<float> written(static_cast<size_t>(rows) * 1000);
+  ASSERT_EQ(info.bytes(), written.size() * sizeof(float));
+  std::memcpy(written.data(), file.bytes(info), info.bytes());
+  for (size_t i = 0; i < written.size(); ++i) ASSERT_EQ(written[i], static_cast<float>(i));
+  EXPECT_LE(largest * sizeof(float), kTensorPartBytes);
 }
 
 TEST(ReadParameter, RefusesNanAndInfinity) {

@@ -91,7 +91,7 @@ class BenchEngine {
       for (size_t i = 0; i < engine_.store().parameters().size(); ++i) {
         const auto count = static_cast<size_t>(engine_.store().parameters()[i].spec->shape.size());
         out.resize(out.size() + count);
-        engine_.store().read_gradient(i, 1, std::span(out).last(count));
+        engine_.store().read_gradient(i, 1, 0, std::span(out).last(count));
       }
     });
     return out;

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "lathe/cli/commands.h"
+#include "lathe/cli/stop_signals.h"
 #include "lathe/config/load.h"
 #include "lathe/config/reference.h"
 #include "lathe/core/error.h"
@@ -17,7 +18,9 @@ Examples:
   lathe train examples/arithmetic/run.yaml
   lathe train run.yaml --set optimizer.learning_rate=1e-6 --set run.dir=runs/second
   lathe train run.yaml --dry-run
+  lathe train run.yaml --set run.save_every=50    after a stop or a crash, the same command goes on
 
+Ctrl-C or SIGTERM: saves a checkpoint, exits 75; a second one kills. docs/checkpoints.md has the rest.
 )";
 
 struct TrainArguments {
@@ -27,11 +30,10 @@ struct TrainArguments {
 };
 
 int run_train(const TrainArguments& arguments, CommandContext& context) {
+  const StopSignals signals;
   TrainOptions options = arguments.options;
   if (!options.ledger_out.empty())
     config_error("--ledger-out", "is not built in this version", "leave it out");
-  if (!options.stop_after.empty())
-    config_error("--stop-after", "is not built in this version", "leave it out");
   refuse_several_ranks();
   const LoadedConfig loaded = load_train_config(arguments.run_file, arguments.sets);
   if (!options.gradients_out.empty()) check_output_file("--gradients-out", options.gradients_out);
@@ -43,7 +45,11 @@ int run_train(const TrainArguments& arguments, CommandContext& context) {
     check_output_is_no_input("--gradients-out", options.gradients_out, inputs);
   }
   options.resolved_config = resolved_config_text(loaded);
+  options.settings = settings_of(loaded.config);
+  options.version = LATHE_VERSION;
   options.process_start_s = context.process_start_s;
+  options.started = StopSignals::started;
+  options.stop_requested = StopSignals::received;
   Log log;
   return train(loaded.config, options, log,
                [&context](const std::string& line) { context.output.line(line); });
@@ -67,7 +73,9 @@ void add_train_command(CLI::App& app, CommandContext& context) {
       ->type_name("F.safetensors")
       ->excludes(dry_run);
   command.add_option("--ledger-out", options.ledger_out, "Not built in this version")->type_name("F.json");
-  command.add_option("--stop-after", options.stop_after, "Not built in this version")
+  command
+      .add_option("--stop-after", options.stop_after,
+                  "Save and exit 75 after this many steps, and micro-batches of the next one")
       ->type_name("STEP[:MICRO_BATCH]");
   command.footer([] { return kExamples + config_key_list(); });
   command.callback([arguments, &context] {

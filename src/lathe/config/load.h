@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lathe/loop/run_config.h"
+#include "lathe/loop/train.h"
 #include "lathe/model/config.h"
 
 namespace lathe {
@@ -29,6 +30,9 @@ struct LoadedConfig {
 
 // A ConfigProblems if a key was given, differs from its default, and is about layers that this model does not have.
 void check_against_model(const LoadedConfig& loaded, const ModelConfig& model);
+
+// Every option with its value and its default as YAML.
+[[nodiscard]] std::vector<Setting> settings_of(const RunConfig& config);
 
 // The text of config.resolved.yaml: every key with its value and, as a comment, where it came from and what
 // an automatic value comes to. `lathe train` on it runs the same run.

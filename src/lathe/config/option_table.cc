@@ -315,14 +315,13 @@ void add_run(std::vector<Option>* table) {
   threads.score = true;
   threads.choice = [](const RunConfig&) { return fmt::format("{} on this machine", available_cores()); };
   rows.integer("save_every", &RunSection::save_every, from_to(0, kMostSteps),
-               "steps between checkpoints; 0: only at the end")
-      .built = {"0"};
-  rows.integer("keep", &RunSection::keep, from_to(1, kMostSteps), "checkpoints that are kept").built = {"2"};
-  Option& resume =
-      rows.path("resume", &RunSection::resume, {"auto", "never"}, "auto, never or the path of a checkpoint",
-                "auto: begins again where there is no checkpoint, refuses a folder that has one; never: a "
-                "new or empty folder");
-  resume.built = {"auto", "never"};
+               "steps between checkpoints; 0: only at the end");
+  rows.integer("keep", &RunSection::keep, from_to(1, kMostSteps),
+               "newest checkpoints that are kept; one between two micro-batches does not count");
+  rows.path(
+      "resume", &RunSection::resume, {"auto", "never"}, "auto, never or the path of a checkpoint",
+      "auto: goes on from the newest checkpoint of run.dir if there is one; never: a new or empty folder; "
+      "a path: goes on from that checkpoint, also into a new run.dir");
   rows.word("device", &RunSection::device, {"cpu", "ref"},
             "cpu: the fast path; ref: plain loops, slow, the oracle")
       .score = true;

@@ -23,6 +23,14 @@ std::string comment(const Option& option, const std::string& value, const Loaded
 
 }  // namespace
 
+std::vector<Setting> settings_of(const RunConfig& config) {
+  std::vector<Setting> settings;
+  for (const Option& option : option_table()) {
+    settings.push_back({option.key(), option.text(config), option.text(RunConfig{})});
+  }
+  return settings;
+}
+
 std::string resolved_config_text(const LoadedConfig& loaded) {
   std::string text = "# Every option of this run. `lathe train` on this file runs the same run again.\n";
   for (const OptionSection& section : option_sections()) {

@@ -55,6 +55,18 @@ class DeviceThread {
   std::thread thread_;
 };
 
+// Idle time does not count while this lives.
+class IdleExcluded {
+ public:
+  explicit IdleExcluded(DeviceThread& thread) : thread_(thread) { thread_.exclude_idle(true); }
+  ~IdleExcluded() { thread_.exclude_idle(false); }
+  IdleExcluded(const IdleExcluded&) = delete;
+  IdleExcluded& operator=(const IdleExcluded&) = delete;
+
+ private:
+  DeviceThread& thread_;
+};
+
 // Seconds of a steady clock.
 [[nodiscard]] double steady_seconds();
 

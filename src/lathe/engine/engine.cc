@@ -221,11 +221,14 @@ double largest_load(const std::vector<ExpertCounts>& layers) {
 }  // namespace
 
 StepResult Engine::run_update(int64_t step) {
+  const double asked = steady_seconds();
+  saver_.wait();
   const double start = steady_seconds();
   std::array<double, 3> sums{loss_sum_, denominator_sum_, accumulated_.stats.active_sequences};
   communicator_.all_reduce_sum({kAxisAll, Phase::kUpdate, "loss"}, sums);
   StepResult result = std::exchange(accumulated_, {});
   result.step = step;
+  result.save_wait_s = start - asked;
   result.denominator = step_denominator(options_.grpo, sums[1], sums[2]);
   result.loss = result.denominator > 0 ? sums[0] / result.denominator : 0;
   result.update =
@@ -279,14 +282,15 @@ void Engine::write_gradients(const std::string& path) {
     const double scale = denominator > 0 ? 1 / denominator : 0;
     write_hf_tensors(
         path, store_->layout(),
-        [&](size_t parameter, std::span<float> to) {
-          if (store_->parameters()[parameter].trains()) store_->read_gradient(parameter, scale, to);
+        [&](size_t parameter, int64_t first, std::span<float> to) {
+          if (store_->parameters()[parameter].trains()) store_->read_gradient(parameter, scale, first, to);
         },
         [&](const std::string& tensor) { return store_->tensor_trains(tensor); });
   });
 }
 
 void Engine::check_finite_weights() {
+  const IdleExcluded excluded(*thread_);
   thread_->run([&] {
     for (const Parameter& parameter : store_->parameters()) {
       if (!parameter.trains()) continue;
@@ -299,15 +303,13 @@ void Engine::check_finite_weights() {
   });
 }
 
-void Engine::export_to(const HfFolder& source, const std::string& to) {
-  thread_->exclude_idle(true);
-  thread_->run([&] {
-    export_model(
-        source, store_->layout(),
-        [&](size_t parameter, std::span<float> out) { store_->read_value(parameter, out); },
-        [&](const std::string& tensor) { return store_->tensor_trains(tensor); }, to);
-  });
-  thread_->exclude_idle(false);
+void Engine::export_to(const HfFolder& source, const std::string& to) const {
+  export_model(
+      source, store_->layout(),
+      [&](size_t parameter, int64_t first, std::span<float> out) {
+        store_->read_value(parameter, first, out);
+      },
+      [&](const std::string& tensor) { return store_->tensor_trains(tensor); }, to);
 }
 
 }  // namespace lathe

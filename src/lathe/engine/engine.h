@@ -13,6 +13,7 @@
 
 #include "lathe/core/log.h"
 #include "lathe/data/micro_batch.h"
+#include "lathe/engine/background_task.h"
 #include "lathe/engine/device_thread.h"
 #include "lathe/engine/optimizer.h"
 #include "lathe/grpo/loss.h"
@@ -55,9 +56,17 @@ struct StepResult {
   UpdateResult update;
   double fwd_bwd_s = 0;  // device time
   double update_s = 0;
-  double idle_s = 0;  // device without queued work between the end of one update and the end of the next
+  double save_wait_s = 0;  // what the update waited for a checkpoint; not in update_s
+  double idle_s = 0;       // device without queued work between the end of one update and the end of the next
   double moe_max_load = 0;  // largest tokens-per-expert over its mean, over MoE layers
   double flops = 0;         // model FLOPs by the definition of perf/model_flops_per_s
+};
+
+// What a checkpoint holds of the engine besides tensors.
+struct EngineCounters {
+  int64_t step = 0;           // finished steps
+  int64_t applied_steps = 0;  // those that were not skipped
+  std::vector<double> loss_window, grad_norm_window;
 };
 
 struct TokenScores {  // per scored token of a micro-batch
@@ -89,10 +98,24 @@ class Engine {
   void write_gradients(const std::string& path);
   // Waits; a model error names the first tensor that trains and is not finite.
   void check_finite_weights();
-  // Waits, then writes a model folder into `to` (exists) in the layout of `source`.
-  void export_to(const HfFolder& source, const std::string& to);
-  // Waits, then writes the optimizer's state into `to`/trainer (created).
-  void save_trainer_state(const std::string& to);
+
+  // Checkpoints. `write` runs on a thread of its own beside the steps that follow, and may call export_to and save_state:
+  // weights and moments do not change before it is done, the next update waits for it. Waits for the device and for an
+  // earlier save first. What `write` throws is thrown by the next of these three.
+  void start_save(std::function<void()> write);
+  [[nodiscard]] bool save_running() const { return saver_.running(); }
+  void finish_save();  // waits
+  // Waits.
+  [[nodiscard]] EngineCounters counters();
+
+  // Writes a model folder into `to` (exists) in the layout of `source`.
+  void export_to(const HfFolder& source, const std::string& to) const;
+  // Writes moments, and masters where the model's files are not exact, to `to`/trainer (created); with `in_step` also the
+  // gradients and sums accumulated so far, for which nothing may be queued.
+  void save_state(const HfFolder& source, const std::string& to, bool in_step) const;
+  [[nodiscard]] uint64_t state_bytes(const HfFolder& source, bool in_step) const;
+  // After load(): takes what save_state wrote to `from`/trainer. Model errors name the file and the tensor.
+  void restore(const HfFolder& source, const std::string& from, const EngineCounters& counters, bool in_step);
 
   [[nodiscard]] int64_t step() const { return step_; }
   [[nodiscard]] std::string remat_choice() const { return remat_choice_; }
@@ -110,6 +133,7 @@ class Engine {
 
  private:
   void run_fwd_bwd(const PreparedMicroBatch& prepared);
+  void restore_gradients(const std::string& path);
   [[nodiscard]] StepResult run_update(int64_t step);
   [[nodiscard]] BatchView batch_view(const PreparedMicroBatch& prepared) const;
   // hidden -> normed hidden of the scored positions and their rstd.
@@ -137,7 +161,9 @@ class Engine {
   StepResult accumulated_;                   // of the step in progress; device thread
   double loss_sum_ = 0;
   double denominator_sum_ = 0;
-  std::unique_ptr<DeviceThread> thread_;  // last: stops before what its work uses is gone
+  // Last: they stop before what their work uses is gone.
+  BackgroundTask saver_;
+  std::unique_ptr<DeviceThread> thread_;
 };
 
 }  // namespace lathe

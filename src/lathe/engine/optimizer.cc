@@ -62,6 +62,15 @@ Optimizer::Optimizer(Device& device, Communicator& communicator, ParameterStore&
   }
 }
 
+void Optimizer::restore(int64_t applied_steps, const std::vector<double>& loss_window,
+                        const std::vector<double>& norm_window) {
+  applied_ = applied_steps;
+  loss_window_ = RollingWindow(config_.spike_window);
+  norm_window_ = RollingWindow(config_.spike_window);
+  for (const double value : loss_window) loss_window_.add(value);
+  for (const double value : norm_window) norm_window_.add(value);
+}
+
 std::vector<Optimizer::Span> Optimizer::spans_of(const Parameter& parameter,
                                                  const std::vector<bool>& decays) const {
   std::vector<Span> spans;

@@ -52,6 +52,11 @@ class Optimizer {
   [[nodiscard]] ConstView second_moment(size_t parameter) const { return states_[parameter].v; }
   [[nodiscard]] const RollingWindow& loss_window() const { return loss_window_; }
   [[nodiscard]] const RollingWindow& norm_window() const { return norm_window_; }
+  // For a checkpoint that is read back: the moments are filled by the caller.
+  [[nodiscard]] View first_moment(size_t parameter) { return states_[parameter].m; }
+  [[nodiscard]] View second_moment(size_t parameter) { return states_[parameter].v; }
+  void restore(int64_t applied_steps, const std::vector<double>& loss_window,
+               const std::vector<double>& norm_window);
 
  private:
   struct Span {

@@ -50,9 +50,10 @@ class SafetensorsFile {
   size_t mapping_bytes_ = 0;
 };
 
-// What to write for one tensor: `produce` fills a buffer of elements(shape) * size(dtype) bytes; it is called
-// once, in the order of the list, so that no more than one tensor is in memory. Or `source` and
-// `source_bytes` are set and the bytes there are written as they are (any dtype).
+// What to write for one tensor, in one of three ways. `produce` fills a buffer of elements(shape) * size(dtype) bytes;
+// `produce_part` fills bytes [begin, begin + bytes) of it, called in order for parts of at most kTensorPartBytes, so that a
+// large tensor is never in memory twice; or `source` and `source_bytes` are set and the bytes there are written as they
+// are (any dtype). Tensors are asked for in the order of the list, each once.
 struct TensorToWrite {
   std::string name;
   std::string dtype;
@@ -60,7 +61,9 @@ struct TensorToWrite {
   std::function<void(std::byte* to)> produce;
   const std::byte* source = nullptr;
   uint64_t source_bytes = 0;
+  std::function<void(uint64_t begin, std::byte* to, uint64_t bytes)> produce_part = {};
 };
+inline constexpr uint64_t kTensorPartBytes = uint64_t{4} << 20;  // a multiple of every dtype's size
 
 // Writes beside `path`, flushes to disk, then renames. A full disk is a retryable error, any other failure a
 // model error; nothing half written stays.

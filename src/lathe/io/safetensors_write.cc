@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <set>
@@ -19,7 +20,7 @@ std::string quoted(const std::string& text) {
 uint64_t bytes_to_write(const TensorToWrite& tensor) {
   if (tensor.source != nullptr) return tensor.source_bytes;
   int64_t bytes = safetensors_dtype_size(tensor.dtype);
-  if (!tensor.produce) bytes = 0;  // an empty tensor that is copied
+  if (!tensor.produce && !tensor.produce_part) bytes = 0;  // an empty tensor that is copied
   for (const int64_t extent : tensor.shape) bytes *= extent;
   return static_cast<uint64_t>(bytes);
 }
@@ -125,15 +126,20 @@ void write_safetensors(const std::string& path, const std::vector<TensorToWrite>
   const uint64_t header_bytes = header.size();
   writer.write(&header_bytes, sizeof header_bytes);
   writer.write(header.data(), header.size());
+  std::vector<std::byte> buffer;
   for (const TensorToWrite& tensor : tensors) {
     const uint64_t bytes = bytes_to_write(tensor);
     if (tensor.source != nullptr || bytes == 0) {
       writer.write(tensor.source, bytes);
       continue;
     }
-    std::vector<std::byte> buffer(bytes);
-    tensor.produce(buffer.data());
-    writer.write(buffer.data(), bytes);
+    buffer.resize(tensor.produce ? bytes : std::min(bytes, kTensorPartBytes));
+    if (tensor.produce) tensor.produce(buffer.data());
+    for (uint64_t begin = 0; begin < bytes; begin += buffer.size()) {
+      const uint64_t part = std::min<uint64_t>(bytes - begin, buffer.size());
+      if (!tensor.produce) tensor.produce_part(begin, buffer.data(), part);
+      writer.write(buffer.data(), part);
+    }
   }
   writer.commit();
 }

@@ -5,8 +5,14 @@
 namespace lathe {
 
 void Trainer::dry_run() {
+  if (is_finished()) {
+    print_(fmt::format("nothing to do: {} has all {} steps", resume_->path, config_.run.steps));
+    return;
+  }
+  if (resume_.has_value()) print_(fmt::format("goes on from: {}", resume_->path));
   // Every batch that the run would use is read, checked and packed; the first one is shown.
-  const int64_t needed = (config_.run.steps + config_.grpo.num_iterations - 1) / config_.grpo.num_iterations;
+  const int64_t needed =
+      (config_.run.steps - engine_->step() + config_.grpo.num_iterations - 1) / config_.grpo.num_iterations;
   const StepData& data = feed_.ahead();
   int64_t batches = 1;
   int64_t tokens = data.trained_tokens;
@@ -28,6 +34,8 @@ void Trainer::dry_run() {
   const RehearsedPeak peak = rehearse_largest(*engine_, data.micro_batches);
   print_(fmt::format("memory at the peak of a step: {}", bytes_text(peak.use.total())));
   for (const std::string& line : memory_report(peak.use, peak.live)) print_("  " + line);
+  print_(
+      fmt::format("checkpoint: {:.1f} MiB each", static_cast<double>(checkpoint_bytes(false)) / (1 << 20)));
   for (const auto& [key, choice] : notes_) print_(fmt::format("{}: {}", key, choice));
   print_(fmt::format("remat.policy: {}", engine_->remat_choice()));
   print_("dry run: everything was read and checked, nothing was trained");

@@ -1,6 +1,5 @@
 #include "lathe/loop/run_folder.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -19,31 +18,50 @@ namespace lathe {
 namespace fs = std::filesystem;
 namespace {
 
-// The steps of checkpoint folders that are complete, ascending.
-std::vector<int64_t> complete_steps(const fs::path& checkpoints) {
-  std::vector<int64_t> steps;
-  std::error_code code;
-  for (const auto& entry : fs::directory_iterator(checkpoints, code)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with("step_") || name.find_first_not_of("0123456789", 5) != std::string::npos) continue;
-    if (file_exists((entry.path() / "COMPLETE").string())) steps.push_back(std::stoll(name.substr(5)));
-  }
-  std::sort(steps.begin(), steps.end());
-  return steps;
-}
-
-std::string step_name(int64_t step) {
-  return fmt::format("step_{:06d}", step);
-}
+constexpr const char* kLockName = ".lock";
+constexpr const char* kMetricsName = "metrics.jsonl";
 
 double seconds_since_epoch() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+// The lines at the beginning of a metrics file that count up to `step`.
+struct KeptLines {
+  uint64_t bytes = 0;
+  int64_t last_step = 0;
+  bool rest_is_later = true;  // all that follows is of later steps, or a last line that was cut
+};
+
+// -1: not a line of metrics.
+int64_t step_of_line(const std::string& line) {
+  const auto json = nlohmann::json::parse(line, nullptr, false);
+  const bool whole = json.is_object() && json.contains("step") && json["step"].is_number_integer();
+  return whole ? json["step"].get<int64_t>() : -1;
+}
+
+KeptLines lines_up_to(const std::string& path, int64_t step) {
+  KeptLines kept;
+  std::ifstream in(path, std::ios::binary);
+  std::string line;
+  bool beginning = true;
+  while (std::getline(in, line)) {
+    const bool cut = in.eof();  // no line break at its end
+    const int64_t line_step = cut ? -1 : step_of_line(line);
+    beginning = beginning && line_step > kept.last_step && line_step <= step;
+    if (beginning) {
+      kept.bytes += line.size() + 1;
+      kept.last_step = line_step;
+    } else if (!cut && line_step <= step) {
+      kept.rest_is_later = false;
+    }
+  }
+  return kept;
+}
+
 }  // namespace
 
 RunFolder::Lock::Lock(const std::string& folder) {
-  const std::string path = folder + "/.lock";
+  const std::string path = folder + "/" + kLockName;
   descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (descriptor_ < 0) {
     config_error("run.dir", fmt::format("'{}' cannot be written: {}", folder, std::strerror(errno)),
@@ -62,19 +80,16 @@ RunFolder::Lock::~Lock() {
 
 void RunFolder::check_usable(const std::string& path, const std::string& resume) {
   const fs::path folder(path);
-  if (file_exists((folder / "checkpoints" / "latest").string()) ||
-      !complete_steps(folder / "checkpoints").empty()) {
-    config_error("run.dir",
-                 fmt::format("'{}' holds a run with checkpoints, and this version cannot resume one", path),
-                 "choose another run.dir or remove the folder");
-  }
   std::error_code ignored;
   if (fs::exists(folder, ignored) && !fs::is_directory(folder, ignored)) {
     config_error("run.dir", fmt::format("'{}' is a file, expected a folder", path), "choose another run.dir");
   }
-  if (resume == "never" && folder_exists(path) && !fs::is_empty(folder, ignored)) {
-    config_error("run.dir", fmt::format("'{}' is not empty, and run.resume is never", path),
-                 "choose a new or empty run.dir");
+  if (resume == "never") {
+    for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+      if (entry.path().filename() == kLockName) continue;
+      config_error("run.dir", fmt::format("'{}' is not empty, and run.resume is never", path),
+                   "choose a new or empty run.dir");
+    }
   }
   // The folder itself, or the nearest one above it that is there, must be writable.
   fs::path nearest = fs::absolute(folder);
@@ -85,24 +100,76 @@ void RunFolder::check_usable(const std::string& path, const std::string& resume)
   }
 }
 
-RunFolder::RunFolder(const std::string& path, const std::string& resume, const std::string& resolved_config,
-                     Log& log)
-    : path_(path), log_(log) {
+RunFolder::RunFolder(const std::string& path, const std::string& resume, Log& log)
+    : path_(path), log_(log), checkpoints_((fs::path(path) / "checkpoints").string()) {
   check_usable(path, resume);
-  const fs::path folder(path);
-  create_folders((folder / "checkpoints").string());
-  lock_ = std::make_unique<Lock>(path);
-  write_file_atomically((folder / "config.resolved.yaml").string(), resolved_config);
-  log_.add_file((folder / "log.txt").string());
-  const std::string metrics = (folder / "metrics.jsonl").string();
-  if (file_exists(metrics)) {
+  if (folder_exists(path)) lock_ = std::make_unique<Lock>(path);
+}
+
+std::string RunFolder::path_of(const char* name) const {
+  return (fs::path(path_) / name).string();
+}
+
+void RunFolder::prepare(const std::string& resolved_config) {
+  create_folders(path_of("checkpoints"));
+  if (lock_ == nullptr) lock_ = std::make_unique<Lock>(path_);
+  checkpoints_.remove_leftovers();
+  write_file_atomically(path_of("config.resolved.yaml"), resolved_config);
+  log_.add_file(path_of("log.txt"));
+}
+
+void RunFolder::open_metrics() {
+  const std::string path = path_of(kMetricsName);
+  std::error_code ignored;
+  has_lines_ = file_exists(path) && fs::file_size(path, ignored) > 0;
+  metrics_.open(path, std::ios::app);
+  if (!metrics_) config_error(path, "cannot be opened for writing", "choose a run.dir that you may write to");
+}
+
+std::string RunFolder::name_for_old_metrics() const {
+  std::string name = "metrics.previous.jsonl";
+  for (int i = 2; fs::exists(path_of(name.c_str())); ++i) name = fmt::format("metrics.previous-{}.jsonl", i);
+  return name;
+}
+
+void RunFolder::begin(const std::string& resolved_config) {
+  prepare(resolved_config);
+  if (file_exists(path_of(kMetricsName))) {
     // An earlier run ended before its first checkpoint: this one begins again, its metrics stay.
-    rename_path(metrics, (folder / "metrics.previous.jsonl").string());
-    log_.info("the run begins again; the metrics of the one before are in metrics.previous.jsonl");
+    const std::string old = name_for_old_metrics();
+    rename_path(path_of(kMetricsName), path_of(old.c_str()));
+    log_.info("the run begins again; the metrics of the one before are in {}", old);
   }
-  metrics_.open(metrics, std::ios::trunc);
-  if (!metrics_)
-    config_error(metrics, "cannot be opened for writing", "choose a run.dir that you may write to");
+  open_metrics();
+}
+
+void RunFolder::go_on_after(const CheckpointName& name, const std::string& resolved_config) {
+  prepare(resolved_config);
+  const std::string metrics = path_of(kMetricsName);
+  const std::vector<CheckpointName> complete = checkpoints_.complete();
+  const bool branches = !complete.empty() && complete.back() > name;
+  KeptLines kept;
+  if (file_exists(metrics)) {
+    kept = lines_up_to(metrics, name.step);
+    if (branches || !kept.rest_is_later) {
+      const std::string old = name_for_old_metrics();
+      copy_file_atomically(metrics, path_of(old.c_str()));
+      log_.warning("metrics.jsonl as it was is kept in {}", old);
+    }
+    if (kept.last_step < name.step) {
+      log_.warning("metrics.jsonl has no lines of steps {} to {}", kept.last_step + 1, name.step);
+    }
+  }
+  // In this order a kill in between loses nothing: the copy is there, and the newest checkpoint is `name`.
+  for (const std::string& renamed : checkpoints_.supersede_after(name)) {
+    log_.warning("a later checkpoint of this folder is kept as checkpoints/{}", renamed);
+  }
+  if (file_exists(metrics)) {
+    std::error_code code;
+    fs::resize_file(metrics, kept.bytes, code);
+    if (code) retryable_error(metrics, "cannot be cut: " + code.message(), "run the same command again");
+  }
+  open_metrics();
 }
 
 void RunFolder::write_metrics(int64_t step, const std::vector<Metric>& metrics,
@@ -118,7 +185,10 @@ void RunFolder::write_metrics(int64_t step, const std::vector<Metric>& metrics,
       log_.warning("step {}: {} is {}: written as null", step, name, value);
     }
   }
-  for (const auto& [name, text] : notes) line[name] = text;
+  if (!has_lines_) {
+    for (const auto& [name, text] : notes) line[name] = text;
+  }
+  has_lines_ = true;
   metrics_ << line.dump() << '\n';
   metrics_.flush();
   if (!metrics_) {
@@ -127,31 +197,16 @@ void RunFolder::write_metrics(int64_t step, const std::vector<Metric>& metrics,
   }
 }
 
-std::string RunFolder::save_checkpoint(int64_t step, int64_t keep,
-                                       const std::function<void(const std::string& folder)>& fill) {
-  const fs::path checkpoints = fs::path(path_) / "checkpoints";
-  const std::string name = step_name(step);
-  const std::string beside = (checkpoints / (".tmp_" + name)).string();
-  std::string target = (checkpoints / name).string();
-  remove_path(beside);
-  create_folders(beside);
-  try {
-    fill(beside);
-  } catch (...) {  // NOLINT: nothing half written stays, then the error goes on
-    std::error_code ignored;
-    fs::remove_all(beside, ignored);
-    throw;
+void RunFolder::flush_metrics_to_disk() const {
+  const std::string path = path_of(kMetricsName);
+  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  const bool flushed = descriptor >= 0 && ::fsync(descriptor) == 0;
+  const int code = errno;
+  if (descriptor >= 0) ::close(descriptor);
+  if (!flushed) {
+    retryable_error(path, fmt::format("cannot be flushed to disk: {}", std::strerror(code)),
+                    "free some space, then run the same command again");
   }
-  write_file_atomically(beside + "/COMPLETE", "");
-  remove_path(target);
-  rename_path(beside, target);
-  write_file_atomically((checkpoints / "latest").string(), name + "\n");
-
-  const std::vector<int64_t> steps = complete_steps(checkpoints);
-  for (size_t i = 0; keep > 0 && i + static_cast<size_t>(keep) < steps.size(); ++i) {
-    remove_path((checkpoints / step_name(steps[i])).string());
-  }
-  return target;
 }
 
 }  // namespace lathe

@@ -98,7 +98,6 @@ void add_pack_metrics(const std::vector<PackedMicroBatch>& packed, const std::ve
 StepData build_step_data(const RunConfig& config, const MicroBatchOptions& options, StepBatch batch) {
   StepData out;
   out.file = batch.file;
-  out.position = batch.position;
   GroupStats groups;
   std::vector<std::vector<double>> advantages = step_advantages(batch.trajectories, config.grpo, &groups);
 

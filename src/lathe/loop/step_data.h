@@ -19,7 +19,6 @@ struct StepData {
   int64_t trained_tokens = 0;   // real tokens of trained trajectories
   double reward_mean = 0;
   std::string file;
-  BatchPosition position;
 };
 
 // Data errors name file and line: longer than the row, a field some but not all lines have, a gate without rollout

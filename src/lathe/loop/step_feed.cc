@@ -2,17 +2,47 @@
 
 #include <utility>
 
+#include "lathe/core/error.h"
+
 namespace lathe {
 
 void StepFeed::read_ahead() {
   if (has_data_) return;
   const double start = steady_seconds();
-  data_ = build_step_data(config_, batching_, source_.next());
+  position_ = source_.position();
+  reading_ = true;  // stays when it fails: the next step is still to be made of that batch
+  StepBatch batch = source_.next();
+  position_ = batch.position;  // the same batch, after the beginning of an epoch
+  data_ = build_step_data(config_, batching_, std::move(batch));
   count_ = static_cast<int64_t>(data_.micro_batches.size());
   has_data_ = true;
+  reading_ = false;
   ready_ = false;
+  scored_old_ = false;
   prepared_.clear();
   data_s_ = steady_seconds() - start;
+}
+
+void StepFeed::go_on(int64_t iteration, std::vector<std::vector<double>> old_logprobs) {
+  iteration_ = iteration;
+  if (old_logprobs.empty()) return;
+  bool fits = old_logprobs.size() == data_.micro_batches.size();
+  for (size_t i = 0; fits && i < old_logprobs.size(); ++i) {
+    fits = static_cast<int64_t>(old_logprobs[i].size()) == data_.micro_batches[i].scored();
+    data_.micro_batches[i].old_logprobs = std::move(old_logprobs[i]);
+  }
+  if (!fits) {
+    data_error(data_.file, "has other scored tokens than when the run left off in the middle of it",
+               "put the file back that the run began with");
+  }
+  scored_old_ = true;
+}
+
+std::vector<std::vector<double>> StepFeed::old_logprobs() const {
+  std::vector<std::vector<double>> out;
+  if (!scored_old_ || !ready_) return out;
+  for (const auto& prepared : prepared_) out.push_back(prepared->host.old_logprobs);
+  return out;
 }
 
 bool StepFeed::begin_step(Engine& engine, Engine* reference, const StopCheck& stop) {
@@ -23,7 +53,10 @@ bool StepFeed::begin_step(Engine& engine, Engine* reference, const StopCheck& st
     const bool need_reference = reference != nullptr && host.ref_logprobs.empty();
     const bool need_old = repeats() && host.old_logprobs.empty();
     if (need_reference) host.ref_logprobs = reference->score(reference->prepare(host)).logprobs;
-    if (need_old) host.old_logprobs = engine.score(engine.prepare(host)).logprobs;
+    if (need_old) {
+      host.old_logprobs = engine.score(engine.prepare(host)).logprobs;
+      scored_old_ = true;
+    }
     if ((need_reference || need_old) && stop()) return false;
   }
   for (MicroBatch& host : data_.micro_batches) prepared_.push_back(engine.prepare(std::move(host)));
@@ -50,7 +83,7 @@ StepInfo StepFeed::end_step() {
 }
 
 StepPosition StepFeed::position() const {
-  return {.batch = has_data_ ? data_.position : source_.position(), .iteration = iteration_};
+  return {.batch = has_data_ || reading_ ? position_ : source_.position(), .iteration = iteration_};
 }
 
 }  // namespace lathe

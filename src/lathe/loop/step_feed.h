@@ -37,6 +37,12 @@ class StepFeed {
   void read_ahead();
   [[nodiscard]] const StepData& ahead() const { return data_; }
 
+  // The next step is the `iteration`th of its batch; old log-probs that were computed at the batch's start and cannot be
+  // any more are put back. After read_ahead(). Data error: the batch has other micro-batches than it had.
+  void go_on(int64_t iteration, std::vector<std::vector<double>> old_logprobs);
+  // What go_on needs again: per micro-batch, empty when the next step is a batch's first.
+  [[nodiscard]] std::vector<std::vector<double>> old_logprobs() const;
+
   // Called between micro-batches; true: leave off.
   using StopCheck = std::function<bool()>;
   // Makes the step's micro-batches ready, with the log-probs that a setting needs and the file does not have: the
@@ -57,9 +63,12 @@ class StepFeed {
   const RunConfig& config_;
   MicroBatchOptions batching_;
   BatchSource& source_;
-  StepData data_;  // micro-batches leave it one by one
+  BatchPosition position_;  // of the batch in data_, or that was to be read last
+  StepData data_;           // micro-batches leave it one by one
   bool has_data_ = false;
-  bool ready_ = false;  // prepared_ holds the whole batch
+  bool reading_ = false;     // begun; still true when it failed
+  bool ready_ = false;       // prepared_ holds the whole batch
+  bool scored_old_ = false;  // the batch's old log-probs are ours, not the file's
   std::vector<std::shared_ptr<PreparedMicroBatch>> prepared_;
   int64_t count_ = 0;
   int64_t iteration_ = 0;

@@ -20,6 +20,7 @@ std::vector<Metric> StepReporter::step_metrics(const StepResult& result, const S
           {"time/fwd_bwd_s", result.fwd_bwd_s},
           {"time/update_s", result.update_s},
           {"time/data_s", info.data_s},
+          {"time/save_wait_s", result.save_wait_s},
           {"time/idle_s", result.idle_s},
           {"perf/tokens_per_s", static_cast<double>(info.trained_tokens) / device_s},
           {"perf/model_flops_per_s", result.flops / device_s},
@@ -34,7 +35,7 @@ void StepReporter::report(const StepResult& result, StepInfo info, const Notes& 
   const auto loss = loss_metrics(config_.grpo, result.stats, result.denominator);
   metrics.insert(metrics.end(), loss.begin(), loss.end());
   metrics.insert(metrics.end(), rest.begin(), rest.end());
-  folder_.write_metrics(result.step, metrics, result.step == 1 ? notes : Notes{});
+  folder_.write_metrics(result.step, metrics, notes);
 
   const auto value = [&loss](const char* name) {
     const auto found = loss.find(name);

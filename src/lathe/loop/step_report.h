@@ -1,13 +1,15 @@
 // What is said of a finished step: one line of metrics.jsonl, one of the log.
 #pragma once
 
-#include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "lathe/core/log.h"
 #include "lathe/engine/engine.h"
 #include "lathe/loop/run_folder.h"
 #include "lathe/loop/setup.h"
 #include "lathe/loop/step_feed.h"
+#include "lathe/loop/train_state.h"
 
 namespace lathe {
 
@@ -15,6 +17,10 @@ class StepReporter {
  public:
   StepReporter(const RunConfig& config, const Device& device, RunFolder& folder, Log& log)
       : config_(config), device_(device), folder_(folder), log_(log), last_report_(steady_seconds()) {}
+
+  // Statistics over many steps: they go into every checkpoint and come back when the run goes on.
+  [[nodiscard]] RollingStats rolling() const { return rolling_; }
+  void restore(RollingStats rolling) { rolling_ = std::move(rolling); }
 
   void set_startup_seconds(double seconds) { startup_s_ = seconds; }
   // What the rehearsal of a step said; compared with what the first step really took.
@@ -30,6 +36,7 @@ class StepReporter {
   const Device& device_;
   RunFolder& folder_;
   Log& log_;
+  RollingStats rolling_;
   double startup_s_ = 0;
   int64_t planned_memory_ = 0;
   double last_report_;

@@ -1,6 +1,7 @@
 // When a run ends before its last step.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -11,7 +12,7 @@ namespace lathe {
 struct StopPoint {
   int64_t step = 0;
   int64_t micro_batches = 0;
-  [[nodiscard]] bool operator==(const StopPoint&) const = default;
+  [[nodiscard]] auto operator<=>(const StopPoint&) const = default;
 };
 
 // "12", "12:3"; nothing for "". Config errors: anything else, "0", a step beyond `run_steps`.

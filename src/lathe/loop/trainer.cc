@@ -1,6 +1,5 @@
 #include "lathe/loop/trainer.h"
 
-#include <filesystem>
 #include <utility>
 
 #include "lathe/core/error.h"
@@ -19,6 +18,19 @@ RolloutOptions rollout_options(const RunConfig& config, const ModelConfig& model
   return options;
 }
 
+std::unique_ptr<RunFolder> run_folder(const RunConfig& config, const TrainOptions& options, Log& log) {
+  RunFolder::check_usable(config.run.dir, config.run.resume);
+  if (options.dry_run) return nullptr;
+  return std::make_unique<RunFolder>(config.run.dir, config.run.resume, log);
+}
+
+// Before the model is opened: another model.path is named, not looked for.
+std::optional<ResumePoint> resume_point(const RunConfig& config, const TrainOptions& options, Log& log) {
+  std::optional<ResumePoint> point = find_resume_point(config.run, log);
+  if (point.has_value()) check_same_settings(*point, options.settings);
+  return point;
+}
+
 }  // namespace
 
 Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
@@ -27,23 +39,69 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
       options_(options),
       log_(log),
       print_(print),
+      folder_(run_folder(config, options, log)),
+      resume_(resume_point(config, options, log)),
       device_options_(device_options(config, &notes_)),
       model_(open_model(config.model.path, log)),
       source_(config.data.rollouts, config.data.trajectories_per_step, rollout_options(config, model_.config),
               log),
       batching_(micro_batch_options(config, model_.config)),
-      feed_(config, batching_, source_),
       device_(device_options_),
+      feed_(config, batching_, source_),
       communicator_(make_solo_communicator()),
-      stop_after_(parse_stop_after(options.stop_after, config.run.steps)) {
+      stop_after_(parse_stop_after(options.stop_after, config.run.steps)),
+      base_(base_model(model_)) {
   // What can be refused is refused before the weights are read.
-  RunFolder::check_usable(config.run.dir, config.run.resume);
+  if (resume_.has_value()) check_resume_point();
+  if (is_finished()) return;
   check_memory(config, model_.config, config.data.row_length, /*trains=*/true, available_memory_bytes());
   feed_.read_ahead();
-  const EngineOptions engine = engine_options(config, device_options_, &notes_);
+  if (resume_.has_value()) {
+    std::vector<std::vector<double>> old_logprobs;
+    with_checkpoint_remedy(*resume_, [&] { old_logprobs = read_old_logprobs(resume_->path); });
+    feed_.go_on(resume_->state.position.iteration, std::move(old_logprobs));
+    micro_batches_ = resume_->state.micro_batches;
+    saved_ = resume_->name;
+    if (micro_batches_ > 0 && feed_.micro_batches() != resume_->state.step_micro_batches) {
+      data_error(feed_.ahead().file,
+                 fmt::format("gives {} micro-batches and gave {} when the run left off in the middle of them",
+                             feed_.micro_batches(), resume_->state.step_micro_batches),
+                 "put the file back that the run began with");
+    }
+  }
+  load_weights();
+}
+
+void Trainer::check_resume_point() {
+  check_same_base(*resume_, base_);
+  check_same_files(*resume_, source_.files());
+  source_.seek(resume_->state.position.batch);
+  const StopPoint here{.step = resume_->name.step, .micro_batches = resume_->name.micro_batches};
+  if (stop_after_.has_value() && *stop_after_ < here) {
+    config_error(
+        "--stop-after",
+        fmt::format("'{}' is behind the run, which goes on from {}", options_.stop_after, resume_->path),
+        "stop later, or name an earlier checkpoint with run.resume");
+  }
+}
+
+bool Trainer::is_finished() const {
+  return resume_.has_value() && resume_->name.step >= config_.run.steps;
+}
+
+void Trainer::load_weights() {
+  const EngineOptions engine = engine_options(config_, device_options_, &notes_);
   engine_ = std::make_unique<Engine>(device_, *communicator_, model_.config, model_.layout, engine, log_);
-  engine_->load(*model_.folder);
-  if (config.grpo.reference_initial && config.grpo.beta != 0) {
+  if (resume_.has_value()) {
+    const std::unique_ptr<HfFolder> checkpoint = open_checkpoint_model(*resume_, model_);
+    with_checkpoint_remedy(*resume_, [&] {
+      engine_->load(*checkpoint);
+      engine_->restore(*checkpoint, resume_->path, resume_->state.counters, resume_->name.micro_batches > 0);
+    });
+  } else {
+    engine_->load(*model_.folder);
+  }
+  if (config_.grpo.reference_initial && config_.grpo.beta != 0) {
     EngineOptions frozen = engine;
     frozen.frozen = true;
     frozen.trainable.clear();
@@ -54,8 +112,17 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
   }
 }
 
+bool Trainer::at_stop_point(int64_t micro_batches) const {
+  return stop_after_.has_value() &&
+         *stop_after_ == StopPoint{.step = engine_->step(), .micro_batches = micro_batches};
+}
+
 bool Trainer::stop_wanted() {
-  return false;
+  if (!engine_->save_running()) finish_save();
+  if (stop_reason_.empty() && options_.stop_requested) stop_reason_ = options_.stop_requested();
+  if (stop_reason_.empty() && at_stop_point(micro_batches_))
+    stop_reason_ = "--stop-after " + options_.stop_after;
+  return !stop_reason_.empty();
 }
 
 bool Trainer::submit_step() {
@@ -63,6 +130,11 @@ bool Trainer::submit_step() {
   for (; micro_batches_ < feed_.micro_batches(); ++micro_batches_) {
     if (stop_wanted()) return false;
     engine_->fwd_bwd(feed_.micro_batch(*engine_, micro_batches_));
+  }
+  if (at_stop_point(micro_batches_) && stop_wanted()) return false;
+  if (stop_after_.has_value() && stop_after_->step == engine_->step() && stop_after_->micro_batches > 0) {
+    stop_reason_ = fmt::format("--stop-after {} (step {} has only {} micro-batches)", options_.stop_after,
+                               engine_->step() + 1, micro_batches_);
   }
   micro_batches_ = 0;
   if (!gradients_written_ && !options_.gradients_out.empty()) {
@@ -81,16 +153,18 @@ bool Trainer::submit_step() {
 
 void Trainer::report_pending() {
   if (!pending_.has_value()) return;
-  const StepResult result = engine_->result_of(pending_->result);
-  reporter_->report(result, std::move(pending_->info), notes_);
+  SubmittedStep submitted = std::move(*pending_);
   pending_.reset();
+  const StepResult result = engine_->result_of(submitted.result);
+  reporter_->report(result, std::move(submitted.info), notes_);
   if (result.update.stops_run) end_at_nonfinite(result);
 }
 
 void Trainer::end_at_nonfinite(const StepResult& result) {
   std::string saved = "the weights before it are saved";
   try {
-    save();
+    start_save();
+    finish_save();
   } catch (const Error& e) {
     saved = fmt::format("nothing is saved ({})", e.what());
   }
@@ -103,39 +177,79 @@ void Trainer::end_at_nonfinite(const StepResult& result) {
 void Trainer::read_ahead() {
   try {
     feed_.read_ahead();
-  } catch (const Error&) {
+  } catch (const Error& bad_data) {
+    log_.warning("the next batch cannot be used, the steps before it are saved: {}", bad_data.what());
     report_pending();
-    save();
+    start_save();
+    finish_save();
     throw;
   }
 }
 
-void Trainer::save() {
-  engine_->check_finite_weights();
-  const std::string where =
-      folder_->save_checkpoint(engine_->step(), config_.run.keep, [this](const std::string& to) {
-        engine_->export_to(*model_.folder, to);
-        engine_->save_trainer_state(to);
-      });
-  log_.info("checkpoint: {}", std::filesystem::absolute(where).string());
-  print_(fmt::format("checkpoint: {}", where));
+void Trainer::open_folder() {
+  if (resume_.has_value()) {
+    folder_->go_on_after(resume_->name, options_.resolved_config);
+    const std::string in_step = micro_batches_ == 0
+                                    ? ""
+                                    : fmt::format(", and {} of {} micro-batches of step {}", micro_batches_,
+                                                  resume_->state.step_micro_batches, resume_->name.step + 1);
+    log_.info("going on from {}: {} of {} steps are done{}", resume_->path, resume_->name.step,
+              config_.run.steps, in_step);
+  } else {
+    folder_->begin(options_.resolved_config);
+  }
+  check_free_space(config_.run.dir, checkpoint_bytes(false));
+}
+
+void Trainer::run_steps() {
+  while (engine_->step() < config_.run.steps) {
+    if (stop_wanted() || !submit_step()) return;
+    const int64_t step = engine_->step();
+    if (step == config_.run.steps) return;
+    read_ahead();
+    if (config_.run.save_every > 0 && step % config_.run.save_every == 0) {
+      report_pending();
+      start_save();
+    }
+  }
 }
 
 int Trainer::run() {
-  folder_ = std::make_unique<RunFolder>(config_.run.dir, config_.run.resume, options_.resolved_config, log_);
+  if (is_finished()) {
+    print_(fmt::format("nothing to do: {} has all {} steps; raise run.steps to go on", resume_->path,
+                       config_.run.steps));
+    return 0;
+  }
+  open_folder();
   reporter_ = std::make_unique<StepReporter>(config_, device_, *folder_, log_);
+  if (resume_.has_value()) reporter_->restore(resume_->state.rolling);
   for (const auto& [key, choice] : notes_) log_.info("{}: {}", key, choice);
   engine_->plan_remat(config_.data.rows_per_micro_batch, config_.data.row_length);
   notes_.emplace_back("remat.policy", engine_->remat_choice());
   reporter_->set_planned_memory(rehearse_largest(*engine_, feed_.ahead().micro_batches).use.total());
   reporter_->set_startup_seconds(steady_seconds() - options_.process_start_s);
-  while (engine_->step() < config_.run.steps) {
-    if (!submit_step()) break;
-    if (engine_->step() < config_.run.steps) read_ahead();
-  }
+  if (options_.started) options_.started();
+  run_steps();
   report_pending();
-  save();
+  if (engine_->step() < config_.run.steps) return stop();
+  start_save();
+  finish_save();
   return 0;
+}
+
+int Trainer::stop() {
+  const std::string in_step = micro_batches_ == 0
+                                  ? ""
+                                  : fmt::format(" and {} of {} micro-batches of step {}", micro_batches_,
+                                                feed_.micro_batches(), engine_->step() + 1);
+  const bool anything = engine_->step() > 0 || micro_batches_ > 0;
+  if (anything) {
+    start_save();
+    finish_save();
+  }
+  log_.info("stopped by {} after step {}{}: {}", stop_reason_, engine_->step(), in_step,
+            anything ? "the same command goes on from the checkpoint" : "nothing was trained yet");
+  return static_cast<int>(ErrorKind::kRetryable);
 }
 
 }  // namespace lathe

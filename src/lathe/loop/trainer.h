@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "lathe/loop/resume.h"
 #include "lathe/loop/run_folder.h"
 #include "lathe/loop/setup.h"
 #include "lathe/loop/step_feed.h"
@@ -18,7 +19,7 @@ namespace lathe {
 
 class Trainer {
  public:
-  // Reads and checks everything up to the weights.
+  // Reads and checks everything up to the weights, and finds the checkpoint to go on from.
   Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
           const std::function<void(const std::string&)>& print);
   void dry_run();
@@ -31,36 +32,54 @@ class Trainer {
     std::future<StepResult> result;
   };
 
+  void check_resume_point();
+  void load_weights();
+  void open_folder();
+  [[nodiscard]] bool is_finished() const;  // there is nothing to do
+  void run_steps();                        // until the last one, or stop_reason_ is set
   // False: stopped in the middle of the step, its update is not queued.
   [[nodiscard]] bool submit_step();
   // Reads the next batch while the device works. A bad file must not cost the steps before it: they are saved first.
   void read_ahead();
   void report_pending();
+  // Between micro-batches and between steps: whether to stop here. Throws what a save beside the steps threw.
   [[nodiscard]] bool stop_wanted();
-  void save();
   [[noreturn]] void end_at_nonfinite(const StepResult& result);
+  [[nodiscard]] bool at_stop_point(int64_t micro_batches) const;
+  [[nodiscard]] int stop();
+
+  // Saving (trainer_save.cc).
+  [[nodiscard]] TrainState current_state();
+  [[nodiscard]] uint64_t checkpoint_bytes(bool in_step) const;
+  void start_save();   // of the steps and micro-batches that are queued; beside the steps that follow
+  void finish_save();  // waits for it; throws what it threw
 
   const RunConfig& config_;
   const TrainOptions& options_;
   Log& log_;
   std::function<void(const std::string&)> print_;
+  std::unique_ptr<RunFolder> folder_;  // null in a dry run; before the engine, whose saver writes into it
+  std::optional<ResumePoint> resume_;
   Notes notes_;
   DeviceOptions device_options_;
   LoadedModel model_;
   BatchSource source_;
   MicroBatchOptions batching_;
-  StepFeed feed_;
   Device device_;
+  StepFeed feed_;  // holds memory of the device
   std::unique_ptr<Communicator> communicator_;
   std::unique_ptr<Engine> engine_;
   // The starting weights, on a device of their own: grpo.reference initial.
   std::unique_ptr<Device> reference_device_;
   std::unique_ptr<Engine> reference_;
-  std::unique_ptr<RunFolder> folder_;
   std::unique_ptr<StepReporter> reporter_;
   std::optional<StopPoint> stop_after_;
+  std::string stop_reason_;               // "" = none yet
   std::optional<SubmittedStep> pending_;  // not reported yet
   int64_t micro_batches_ = 0;             // of the step in progress, queued
+  std::optional<CheckpointName> saved_;   // the newest checkpoint, begun or there
+  bool saving_ = false;                   // begun, and nobody has heard of its end
+  BaseModel base_;
   bool gradients_written_ = false;
 };
 

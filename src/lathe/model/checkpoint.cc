@@ -1,5 +1,6 @@
 #include "lathe/model/checkpoint.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <filesystem>
@@ -17,8 +18,7 @@ std::string path_in(const std::string& folder, const std::string& name) {
   return (std::filesystem::path(folder) / name).string();
 }
 
-// Puts Hugging Face tensors together from parameters. A parameter is asked for when the first tensor needs it and dropped
-// after the last one, so that no more than the parameters of tensors that lie close together are in memory.
+// Puts parts of Hugging Face tensors together from parts of parameters.
 class TensorAssembler {
  public:
   TensorAssembler(const ParameterLayout& layout, const ParameterValues& values)
@@ -28,45 +28,29 @@ class TensorAssembler {
     }
   }
 
-  // Announces a tensor that will be assembled.
-  void expect(const std::string& tensor) {
-    for (const size_t parameter : parameters_of(tensor)) ++uses_left_[parameter];
-  }
-
-  // `to` holds the whole tensor as `dtype`.
-  void assemble(const std::string& tensor, const std::string& dtype, std::byte* to) {
+  // `to` holds bytes [begin, begin + bytes) of the tensor as `dtype`; both are multiples of the dtype's size.
+  void assemble(const std::string& tensor, const std::string& dtype, uint64_t begin, std::byte* to,
+                uint64_t bytes) {
     const int64_t size = safetensors_dtype_size(dtype);
+    const int64_t first = static_cast<int64_t>(begin) / size;
+    const int64_t last = first + static_cast<int64_t>(bytes) / size;
     for (const auto& [parameter, slice] : pieces_.at(tensor)) {
       const int64_t width = layout_.parameters[parameter].row_elements;
-      const float* from = values_of(parameter).data() + slice->row * width;
-      if (dtype == "F16") check_f16(tensor, from, slice->rows * width);
-      weights_from_float(dtype, from, slice->rows * width, to + slice->hf_row * width * size);
-    }
-    for (const size_t parameter : parameters_of(tensor)) {
-      if (--uses_left_[parameter] == 0) held_.erase(parameter);
+      const int64_t from = std::max(first, slice->hf_row * width);
+      const int64_t until = std::min(last, (slice->hf_row + slice->rows) * width);
+      if (from >= until) continue;
+      part_.resize(static_cast<size_t>(until - from));
+      values_(parameter, from + (slice->row - slice->hf_row) * width, part_);
+      if (dtype == "F16") check_f16(tensor);
+      weights_from_float(dtype, part_.data(), until - from, to + (from - first) * size);
     }
   }
 
  private:
-  [[nodiscard]] std::set<size_t> parameters_of(const std::string& tensor) const {
-    std::set<size_t> parameters;
-    for (const auto& [parameter, slice] : pieces_.at(tensor)) parameters.insert(parameter);
-    return parameters;
-  }
-
-  const std::vector<float>& values_of(size_t parameter) {
-    const auto [at, fresh] = held_.try_emplace(parameter);
-    if (fresh) {
-      at->second.resize(static_cast<size_t>(layout_.parameters[parameter].shape.size()));
-      values_(parameter, at->second);
-    }
-    return at->second;
-  }
-
-  static void check_f16(const std::string& tensor, const float* from, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-      if (std::isfinite(from[i]) && !std::isfinite(to_float(to_float16(from[i])))) {
-        model_error(tensor, fmt::format("the value {} does not fit into F16, the dtype of the file", from[i]),
+  void check_f16(const std::string& tensor) const {
+    for (const float value : part_) {
+      if (std::isfinite(value) && !std::isfinite(to_float(to_float16(value)))) {
+        model_error(tensor, fmt::format("the value {} does not fit into F16, the dtype of the file", value),
                     "start from a bf16 or f32 copy of the model");
       }
     }
@@ -75,8 +59,7 @@ class TensorAssembler {
   const ParameterLayout& layout_;
   const ParameterValues& values_;
   std::map<std::string, std::vector<std::pair<size_t, const HfSlice*>>> pieces_;
-  std::map<size_t, int64_t> uses_left_;
-  std::map<size_t, std::vector<float>> held_;
+  std::vector<float> part_;
 };
 
 // What must not follow the weights: other copies of them, which are stale now, and the mark of a finished checkpoint.
@@ -135,10 +118,10 @@ void export_model(const HfFolder& source, const ParameterLayout& layout, const P
       const auto alias = layout.aliases.find(name);
       const std::string& origin = alias == layout.aliases.end() ? name : alias->second;
       if (layout.hf_tensors.count(origin) != 0 && changed(origin)) {
-        assembler.expect(origin);
         tensor.source = nullptr;
-        tensor.produce = [&assembler, origin, dtype = info.dtype](std::byte* data) {
-          assembler.assemble(origin, dtype, data);
+        tensor.produce_part = [&assembler, origin, dtype = info.dtype](uint64_t begin, std::byte* data,
+                                                                       uint64_t bytes) {
+          assembler.assemble(origin, dtype, begin, data, bytes);
         };
       }
       tensors.push_back(std::move(tensor));
@@ -155,18 +138,34 @@ void export_model(const HfFolder& source, const ParameterLayout& layout, const P
   }
 }
 
+uint64_t exported_bytes(const HfFolder& source) {
+  uint64_t bytes = 0;
+  const auto add = [&](const std::string& name) {
+    std::error_code code;
+    const auto size = std::filesystem::file_size(path_in(source.path(), name), code);
+    if (!code) bytes += size;
+  };
+  for (const std::string& name : source.files()) add(name);
+  if (source.sharded()) add(kSafetensorsIndexName);
+  for (const std::string& name : list_files(source.path())) {
+    if (!is_left_behind(name)) add(name);
+  }
+  return bytes;
+}
+
 void write_hf_tensors(const std::string& path, const ParameterLayout& layout, const ParameterValues& values,
                       const std::function<bool(const std::string& tensor)>& included) {
   TensorAssembler assembler(layout, values);
   std::vector<TensorToWrite> tensors;
   for (const auto& [name, shape] : layout.hf_tensors) {
     if (!included(name)) continue;
-    assembler.expect(name);
     TensorToWrite tensor;
     tensor.name = name;
     tensor.dtype = "F32";
     for (int i = 0; i < shape.rank(); ++i) tensor.shape.push_back(shape[i]);
-    tensor.produce = [&assembler, name = name](std::byte* data) { assembler.assemble(name, "F32", data); };
+    tensor.produce_part = [&assembler, name = name](uint64_t begin, std::byte* data, uint64_t bytes) {
+      assembler.assemble(name, "F32", begin, data, bytes);
+    };
     tensors.push_back(std::move(tensor));
   }
   write_safetensors(path, tensors, {{"format", "pt"}});

@@ -17,15 +17,17 @@ namespace lathe {
 // tensor's name.
 void read_parameter(const HfFolder& folder, const ParameterSpec& spec, std::span<float> to);
 
-// Gives the f32 values of a parameter, host order; called at most once per parameter at a time.
-using ParameterValues = std::function<void(size_t parameter, std::span<float> to)>;
+// Gives the f32 values of elements [first, first + to.size()) of a parameter, host order.
+using ParameterValues = std::function<void(size_t parameter, int64_t first, std::span<float> to)>;
 
 // Writes a model folder in the layout that was read: the same files, names, shapes and dtypes (round to
 // nearest even), config.json and every other file of `source` that is not a safetensors file copied through.
 // Tensors for which changed(name) is false, and passed-through ones, are copied byte for byte. `to` must
-// exist.
+// exist. Values are asked for in parts: no more than a few MiB of them are in memory.
 void export_model(const HfFolder& source, const ParameterLayout& layout, const ParameterValues& values,
                   const std::function<bool(const std::string& tensor)>& changed, const std::string& to);
+// Bytes of the files that export_model writes.
+[[nodiscard]] uint64_t exported_bytes(const HfFolder& source);
 
 // One file, f32, one tensor per Hugging Face tensor for which included(name) is true, under its name and
 // shape.

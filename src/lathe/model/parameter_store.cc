@@ -65,6 +65,24 @@ std::vector<RowRange> trained_rows_of(const ParameterSpec& spec, const std::map<
   return merged;
 }
 
+// Elements [first, first + to.size()) of a view, whatever its type, as f32.
+void read_floats(DeviceMemory& memory, ConstView view, int64_t first, std::span<float> to) {
+  const auto count = static_cast<int64_t>(to.size());
+  const ConstView part = view.reshape(Shape{view.size()}).rows(first, count);
+  if (part.dtype == DType::kF32) {
+    memory.copy_to_host(to.data(), part);
+  } else if (part.dtype == DType::kF64) {
+    std::vector<double> wide(to.size());
+    memory.copy_to_host(wide.data(), part);
+    std::transform(wide.begin(), wide.end(), to.begin(), [](double x) { return static_cast<float>(x); });
+  } else {
+    LATHE_CHECK(part.dtype == DType::kBF16, "dtype {}", dtype_name(part.dtype));
+    std::vector<BFloat16> narrow(to.size());
+    memory.copy_to_host(narrow.data(), part);
+    std::transform(narrow.begin(), narrow.end(), to.begin(), [](BFloat16 x) { return to_float(x); });
+  }
+}
+
 }  // namespace
 
 ConstView GatheredWeights::operator[](ParameterRole role) const {
@@ -129,21 +147,15 @@ void ParameterStore::write_value(size_t parameter, std::span<const float> from) 
   if (!p.weight.empty()) device_.kernels.cast(*device_.queue, staging, p.weight);
 }
 
-void ParameterStore::read_value(size_t parameter, std::span<float> to) const {
+void ParameterStore::read_value(size_t parameter, int64_t first, std::span<float> to) const {
   const Parameter& p = parameters_[parameter];
-  Tensor staging =
-      device_.memory->allocate(DType::kF32, p.spec->shape, MemoryKind::kScratch, p.spec->name() + " staging");
-  device_.kernels.cast(*device_.queue, p.master.empty() ? p.weight : p.master, staging);
-  device_.memory->copy_to_host(to.data(), staging);
+  read_floats(*device_.memory, p.master.empty() ? p.weight : p.master, first, to);
 }
 
-void ParameterStore::read_gradient(size_t parameter, double scale, std::span<float> to) const {
+void ParameterStore::read_gradient(size_t parameter, double scale, int64_t first, std::span<float> to) const {
   const Parameter& p = parameters_[parameter];
   LATHE_CHECK(p.trains(), "{} has no gradient", p.spec->name());
-  Tensor staging =
-      device_.memory->allocate(DType::kF32, p.spec->shape, MemoryKind::kScratch, p.spec->name() + " staging");
-  device_.kernels.cast(*device_.queue, p.gradient, staging);
-  device_.memory->copy_to_host(to.data(), staging);
+  read_floats(*device_.memory, p.gradient, first, to);
   for (float& x : to) x = static_cast<float>(x * scale);
 }
 

@@ -82,6 +82,10 @@ class ParameterStore {
   void clear_gradients();
   // Gradients nobody wrote this step become zeros, and rows that do not train too: what the optimizer and exports read.
   void complete_gradients();
+  // Whether this step has written the gradient; it is undefined otherwise.
+  [[nodiscard]] bool gradient_written(size_t parameter) const { return written_[parameter]; }
+  // For a checkpoint that is read back: the gradient is filled by the caller.
+  void set_gradient_written(size_t parameter) { written_[parameter] = true; }
 
   [[nodiscard]] std::vector<Parameter>& parameters() { return parameters_; }
   [[nodiscard]] const std::vector<Parameter>& parameters() const { return parameters_; }
@@ -89,9 +93,9 @@ class ParameterStore {
   [[nodiscard]] bool tensor_trains(const std::string& hf_tensor) const;
   [[nodiscard]] std::vector<std::string> trained_tensors() const;
 
-  // Host copies in f32, in parameter order.
-  void read_value(size_t parameter, std::span<float> to) const;
-  void read_gradient(size_t parameter, double scale, std::span<float> to) const;
+  // Host copies of elements [first, first + to.size()) in f32. No kernel runs: any thread may ask while nobody writes.
+  void read_value(size_t parameter, int64_t first, std::span<float> to) const;
+  void read_gradient(size_t parameter, double scale, int64_t first, std::span<float> to) const;
   void write_value(size_t parameter, std::span<const float> from);
 
  private:

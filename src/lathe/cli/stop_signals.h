@@ -1,0 +1,21 @@
+// SIGTERM and SIGINT while `lathe train` runs. Before the steps begin there is nothing to save: the process exits at once
+// with 75. From started() on the first signal is only noted, and the run saves and stops; a second one kills.
+#pragma once
+
+#include <string>
+
+namespace lathe {
+
+// One at a time.
+class StopSignals {
+ public:
+  StopSignals();
+  ~StopSignals();  // as it was before
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+  static void started();
+  [[nodiscard]] static std::string received();  // "SIGTERM", "SIGINT" or ""
+};
+
+}  // namespace lathe
