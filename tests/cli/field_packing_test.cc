@@ -15,7 +15,7 @@ class FieldPacking : public FieldRun {
   }
 };
 
-// One row of three: the first one's tokens change, the others' log-probs do not by a bit. llama has attention alone,
+// One row of three, placed by decreasing length: the first one's tokens change, the others' log-probs do not by a bit. llama has attention alone,
 // qwen3_5 the delta rule and its convolution too.
 TEST_F(FieldPacking, ANeighboursTokensDoNotMoveABit) {
   for (const char* model : {"llama", "qwen3_5"}) {
@@ -24,8 +24,8 @@ TEST_F(FieldPacking, ANeighboursTokensDoNotMoveABit) {
     const Json second = line(ids(10, 2), ids(41, 3));
     const Json third = line(ids(4, 4), ids(36, 5));
     const Sets row{"data.row_length=192", "data.segment_alignment=1"};
-    const auto before = scores({line(ids(7, 1), ids(30, 6)), second, third}, row);
-    const auto after = scores({line(ids(7, 7), ids(30, 8)), second, third}, row);
+    const auto before = scores({line(ids(7, 1), ids(60, 6)), second, third}, row);
+    const auto after = scores({line(ids(7, 7), ids(60, 8)), second, third}, row);
     ASSERT_EQ(before.size(), 3U);
     EXPECT_NE(before[0].at("logprobs"), after[0].at("logprobs"));
     EXPECT_EQ(before[1].at("logprobs"), after[1].at("logprobs"));
@@ -34,7 +34,7 @@ TEST_F(FieldPacking, ANeighboursTokensDoNotMoveABit) {
   }
 }
 
-// The loss of the second alone: embeddings of tokens that only the others have get no gradient at all.
+// The loss of the second of a row alone: embeddings of tokens that only the others have get no gradient at all.
 TEST_F(FieldPacking, NoGradientReachesANeighbour) {
   for (const char* model : {"qwen3", "qwen3_5"}) {
     SCOPED_TRACE(model);
@@ -45,7 +45,7 @@ TEST_F(FieldPacking, NoGradientReachesANeighbour) {
       return out;
     };
     const Json scored = line(in_range(20, 10), in_range(30, 40), {{"advantage", 1.0}});
-    const Json first = masked(line(in_range(50, 7), in_range(50, 30), {{"advantage", 1.0}}));
+    const Json first = masked(line(in_range(50, 7), in_range(50, 60), {{"advantage", 1.0}}));
     const Json last = masked(line(in_range(70, 7), in_range(70, 30), {{"advantage", 1.0}}));
     run({first, scored, last}, {"data.segment_alignment=1"});
     const auto all = gradients();
