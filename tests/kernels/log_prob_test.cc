@@ -275,5 +275,23 @@ TEST(LogProb, AbsentEntropyCotangentIsZero) {
   }
 }
 
+// A peak at the last entry of vocabularies that fill no vector: what lies behind the end must not enter the sum.
+TEST(LogProb, PeakedLogitsOfAnyVocabulary) {
+  for (const int64_t vocab : {151, 1000, 151937, 248321}) {
+    Inputs in = random_inputs(2, vocab, 1);
+    in.dentropy = HostArray();
+    in.temperature[1] = 1;
+    in.logits[vocab - 1] = 40;  // of the first token
+    in.targets = {static_cast<int32_t>(vocab - 1), 3};
+    for (double& x : in.logits.values) x -= 30;  // zeros would win
+    const Results expected = oracle(in);
+    for (const Device& device : devices()) {
+      const Results out = run(device, in);
+      expect_alike(out.logp, expected.logp, 3e-6, fmt::format("logp {}", vocab));
+      expect_alike(out.entropy, expected.entropy, 3e-5, fmt::format("entropy {}", vocab));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lathe::test
