@@ -1,5 +1,6 @@
 #include "cli/run_lathe.h"
 
+#include <csignal>
 #include <fstream>
 #include <sstream>
 
@@ -27,36 +28,57 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 
 }  // namespace
 
-Finished run_lathe(const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
+RunningLathe::RunningLathe(const std::vector<std::string>& arguments,
+                           const std::vector<std::string>& environment) {
+  static int count = 0;
   std::vector<std::string> argv{LATHE_BINARY};
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   std::vector<std::string> env = environment;
   for (char** entry = environ; *entry != nullptr; ++entry) env.emplace_back(*entry);
-  const std::string stem =
-      (std::filesystem::temp_directory_path() / ("lathe_cli_" + std::to_string(getpid()))).string();
-  const std::string out = stem + ".out";
-  const std::string err = stem + ".err";
-
+  stem_ = (std::filesystem::temp_directory_path() /
+           ("lathe_cli_" + std::to_string(getpid()) + "_" + std::to_string(count++)))
+              .string();
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, 1, out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  posix_spawn_file_actions_addopen(&actions, 2, err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  pid_t pid = 0;
-  const int failed =
-      posix_spawn(&pid, argv[0].c_str(), &actions, nullptr, pointers(argv).data(), pointers(env).data());
-  posix_spawn_file_actions_destroy(&actions);
-  Finished finished;
-  if (failed != 0) {
-    ADD_FAILURE() << "cannot start " << argv[0];
-    return finished;
+  for (const auto& [descriptor, ending] : {std::pair(1, ".out"), std::pair(2, ".err")}) {
+    posix_spawn_file_actions_addopen(&actions, descriptor, (stem_ + ending).c_str(),
+                                     O_WRONLY | O_CREAT | O_TRUNC, 0600);
   }
-  int status = 0;
-  waitpid(pid, &status, 0);
-  finished.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  finished.out = read_and_remove(out);
-  finished.err = read_and_remove(err);
+  const int failed =
+      posix_spawn(&pid_, argv[0].c_str(), &actions, nullptr, pointers(argv).data(), pointers(env).data());
+  posix_spawn_file_actions_destroy(&actions);
+  ended_ = failed != 0;
+  if (failed != 0) ADD_FAILURE() << "cannot start " << argv[0];
+}
+
+RunningLathe::~RunningLathe() {
+  if (!running()) return;
+  signal(SIGKILL);
+  static_cast<void>(finish());
+}
+
+void RunningLathe::signal(int number) const {
+  if (!ended_) kill(pid_, number);
+}
+
+bool RunningLathe::running() {
+  if (!ended_ && waitpid(pid_, &status_, WNOHANG) == pid_) ended_ = true;
+  return !ended_;
+}
+
+Finished RunningLathe::finish() {
+  if (!ended_) waitpid(pid_, &status_, 0);
+  ended_ = true;
+  Finished finished;
+  finished.code = WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_);
+  finished.out = read_and_remove(stem_ + ".out");
+  finished.err = read_and_remove(stem_ + ".err");
   return finished;
+}
+
+Finished run_lathe(const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
+  return RunningLathe(arguments, environment).finish();
 }
 
 void CommandTest::SetUp() {

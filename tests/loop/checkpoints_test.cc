@@ -1,10 +1,13 @@
 #include "lathe/loop/checkpoints.h"
 
+#include <algorithm>
 #include <filesystem>
-#include <limits>
 #include <stdexcept>
 
 #include <gtest/gtest.h>
+#include <sys/mount.h>
+
+#include "lathe/io/files.h"
 
 #include "support/temp_folder.h"
 
@@ -112,6 +115,25 @@ TEST_F(CheckpointsTest, TooLittleSpaceIsSaidWithBothNumbersBeforeAnythingIsWritt
   EXPECT_NE(fault.find("a checkpoint needs 1073741824.0 GiB, and "), std::string::npos) << fault;
   EXPECT_NE(fault.find(" are free"), std::string::npos) << fault;
   EXPECT_EQ(checkpoints_.complete(), (std::vector<CheckpointName>{full(1)}));
+}
+
+TEST_F(CheckpointsTest, ADiskThatFillsUpInTheMiddleLeavesTheOneBefore) {
+  const std::string disk = folder_ / "disk";
+  fs::create_directories(disk);
+  if (::mount("none", disk.c_str(), "tmpfs", 0, "size=1m") != 0) {
+    GTEST_SKIP() << "no permission to mount a small file system";
+  }
+  const Checkpoints checkpoints(disk);
+  static_cast<void>(checkpoints.write(full(1), 1, 1, [](const std::string& /*to*/) {}));
+  const std::string fault = error_of(ErrorKind::kRetryable, [&] {
+    static_cast<void>(checkpoints.write(full(2), 1, 1, [](const std::string& to) {
+      write_file_atomically((fs::path(to) / "big").string(), std::string(size_t{4} << 20, 'x'));
+    }));
+  });
+  EXPECT_NE(fault.find("No space left"), std::string::npos) << fault;
+  EXPECT_EQ(checkpoints.complete(), (std::vector<CheckpointName>{full(1)}));
+  EXPECT_FALSE(fs::exists(disk + "/.tmp_step_000002"));
+  EXPECT_EQ(::umount(disk.c_str()), 0);
 }
 
 }  // namespace
