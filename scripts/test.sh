@@ -77,6 +77,7 @@ fast_tests_under() {
 stage "format" scripts/format.sh --check
 stage "layers" python3 scripts/check_layers.py
 stage "docs" python3 scripts/check_docs.py
+stage "field faults" python3 scripts/check_field_faults.py
 stage "headers" python3 scripts/check_headers.py
 stage "build release" build release
 if [ "$quick" = yes ]; then

@@ -80,6 +80,29 @@ TEST(Export, NothingTrainedIsByteEqual) {
   }
 }
 
+// Scales are kept as they are stored, also where 1 is added to them in use: a bf16 value near 0 loses no bit.
+TEST(Export, SmallNormWeightsComeBack) {
+  const TempFolder temp;
+  initialize_model(golden_path("qwen3_5_moe"), temp / "m", 1, "bf16");
+  Loaded model(temp / "m");
+  size_t norms = 0;
+  for (size_t p = 0; p < model.layout.parameters.size(); ++p) {
+    const ParameterSpec& spec = model.layout.parameters[p];
+    if (spec.name().find("norm") == std::string::npos) continue;
+    ++norms;
+    for (size_t i = 0; i < model.values[p].size(); ++i) {
+      const float value = (i % 2 == 0 ? 1e-3F : -1e-3F) * (1 + 0.01F * static_cast<float>(i));
+      model.values[p][i] = to_float(to_bfloat16(value));
+    }
+  }
+  EXPECT_GT(norms, 8U);
+  std::filesystem::create_directories(temp / "out");
+  export_model(model.folder, model.layout, model.source(), always, temp / "out");
+  const Loaded again(temp / "out");
+  EXPECT_EQ(again.folder.info("model.norm.weight").dtype, "BF16");
+  EXPECT_EQ(again.values, model.values);
+}
+
 TEST(Export, WritesChangedTensorsOnly) {
   Loaded model(golden_path("qwen3_5_moe_wrapped"));
   for (auto& values : model.values) {

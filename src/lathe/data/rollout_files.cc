@@ -113,7 +113,9 @@ std::vector<std::string> rollout_files(const std::string& pattern) {
         pattern, "no step_*.jsonl or step_*.jsonl.gz in this folder",
         "name the files step_1.jsonl, step_2.jsonl and so on, or give a glob such as rollouts/*.jsonl");
   }
-  if (has_wildcard(pattern)) data_error(pattern, "no file matches");
+  if (has_wildcard(pattern))
+    data_error(pattern, "no file matches",
+               "check the pattern; paths in a run file are relative to its folder");
   data_error(pattern, "no such file or folder", "paths in a run file are relative to its folder");
 }
 
