@@ -30,7 +30,7 @@ TEST_F(ConfigFaults, ExitTwoWithPlaceValueExpectationAndHint) {
       {"model: {path: model}\ndata: {rollouts: r.jsonl, row_length: 64}\nrun: {steps: 1}\n",
        "error: run.yaml: required option 'run.dir' is missing\nhint: set it: "},
       {good + "mesh: {fsdp: 2}\n", "error: run.yaml:4: mesh.fsdp = 2 needs 2 ranks, this run has 1\n"},
-      {good + "head: {mode: fused}\n", "error: run.yaml:4: head.mode = fused: not built in this version"},
+      {good + "head: {mode: local}\n", "error: run.yaml:4: head.mode = local: not built in this version"},
       {good + "grpo: {kl_loss_mode: kl}\n",
        "error: run.yaml:4: grpo.kl_loss_mode = kl: has no effect: it needs grpo.beta > 0 (is 0)\n"},
       {std::string("\0\x01\xff\xfe binary", 11), "error: run.yaml"},

@@ -95,7 +95,7 @@ TEST_F(Load, ResolvedTextSaysEveryKeyAndItsOrigin) {
   EXPECT_NE(text.find("\n  beta: 0.05  # run.yaml:7\n"), std::string::npos) << text;
   EXPECT_NE(text.find("\n  steps: 4  # --set\n"), std::string::npos) << text;
   EXPECT_NE(text.find("\n  epsilon: 0.2  # default\n"), std::string::npos) << text;
-  EXPECT_NE(text.find("\n  mode: auto  # default; here: chunked\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("\n  mode: auto  # default; here: fused\n"), std::string::npos) << text;
   EXPECT_NE(text.find("\n  path: \"model\"  # run.yaml:1\n"), std::string::npos) << text;
   for (const Option& option : option_table()) {
     EXPECT_NE(text.find("\n  " + option.name + ": "), std::string::npos) << option.key();

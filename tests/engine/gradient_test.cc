@@ -123,6 +123,52 @@ TEST(EndToEndGradient, SameBitsTwiceAndForOneAndTwoThreadsAndEveryRemat) {
   EXPECT_EQ(first, run(2, RematPolicy::kFull));
 }
 
+// The head's programs: the same gradients to rounding, each the same bits for 1 and 2 threads.
+TEST(EndToEndGradient, HeadModesAgree) {
+  const ModelConfig config = tiny_config(hybrid_layers(), true);
+  const auto batches =
+      tiny_batches(random_trajectories(config, {9, 23, 2, 14, 31}, 3), {.rows = 2, .row_length = 64}, true);
+  const auto run = [&](HeadMode mode, bool known, int threads, double entropy_coef) {
+    EngineOptions options = tiny_options();
+    options.head_mode = mode;
+    options.known_cotangent = known;
+    options.grpo.entropy_coef = entropy_coef;
+    TinyEngine tiny(config, cpu_f32(threads), options);
+    return tiny.gradients(batches);
+  };
+  for (const double entropy_coef : {0.0, 0.2}) {
+    const auto chunked = run(HeadMode::kChunked, false, 2, entropy_coef);
+    const auto two_pass = run(HeadMode::kFused, false, 2, entropy_coef);
+    const auto known = run(HeadMode::kFused, true, 2, entropy_coef);
+    EXPECT_LT(relative_difference(chunked, two_pass), 1e-5);
+    EXPECT_LT(relative_difference(chunked, known), 1e-5);
+    EXPECT_EQ(two_pass, run(HeadMode::kFused, false, 1, entropy_coef));
+    EXPECT_EQ(known, run(HeadMode::kFused, true, 1, entropy_coef));
+  }
+}
+
+// Weights so large that logits might overflow: cotangents are not known while scoring, and that is counted.
+TEST(EndToEndGradient, UnboundedLogitsTakeTwoPasses) {
+  const ModelConfig config = tiny_config(hybrid_layers());
+  const auto batches =
+      tiny_batches(random_trajectories(config, {9, 23}, 3), {.rows = 1, .row_length = 64}, true);
+  for (const bool huge : {false, true}) {
+    TinyEngine tiny(config, cpu_f32(1), tiny_options());
+    tiny.engine().device_thread().run([&] {
+      ParameterStore& store = tiny.engine().store();
+      for (size_t i = 0; huge && i < store.parameters().size(); ++i) {
+        const ParameterSpec& spec = *store.parameters()[i].spec;
+        if (spec.role != ParameterRole::kLmHead) continue;
+        std::vector<float> values(static_cast<size_t>(spec.shape.size()), 0.0F);
+        values[0] = 1e36F;  // one word, which is not a target
+        store.write_value(i, values);
+      }
+    });
+    const StepResult result = tiny.step(batches);
+    EXPECT_EQ(result.head_restarts, huge ? static_cast<int64_t>(batches.size()) : 0);
+  }
+}
+
 // Packing must not change a value beyond rounding: alone, in one long row, aligned, in rows of other lengths.
 TEST(Packing, DoesNotChangeGradients) {
   const ModelConfig config = tiny_config({{MixerKind::kLinearAttention, MlpKind::kMoe},

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <limits>
 
+#include "lathe/head/known_cotangent.h"
+
 #include "support/kernel_test.h"
 
 namespace lathe::test {
@@ -35,13 +37,33 @@ Inputs random_inputs(int64_t tokens, int64_t dim, int64_t vocab) {
   return in;
 }
 
-Results run(const Device& device, const HeadParams& params, const Inputs& in, DType table_type) {
+struct Way {
+  HeadParams params;
+  bool known = false;  // cotangents given while scoring
+};
+Way chunked(int64_t chunk, DType compute = DType::kF32) {
+  return {{.mode = HeadMode::kChunked, .chunk = chunk, .compute = compute}, false};
+}
+Way fused(DType compute = DType::kF32) {
+  return {{.mode = HeadMode::kFused, .chunk = 1024, .compute = compute}, false};
+}
+Way known(DType compute = DType::kF32) {
+  return {{.mode = HeadMode::kFused, .chunk = 1024, .compute = compute}, true};
+}
+std::string name_of(const Way& way) {
+  if (way.known) return "known cotangent";
+  return way.params.mode == HeadMode::kFused ? "fused" : fmt::format("chunk {}", way.params.chunk);
+}
+
+Results run(const Device& device, const Way& way, const Inputs& in, DType table_type,
+            bool accumulate = true) {
   const Shape tokens{in.hidden.shape[0]};
   const Tensor hidden = to_device(device, in.hidden);
   const Tensor table = to_device(device, in.table, table_type);
   const Tensor targets = to_device(device, integer_array(tokens, in.targets), DType::kI32);
   const Tensor temperature = to_device(device, in.temperature);
   const Tensor logp = poisoned(device, tokens);
+  const Tensor entropy = poisoned(device, tokens);
   const Tensor dlogp = to_device(device, in.dlogp);
   Tensor dentropy;
   if (in.dentropy.shape.rank() > 0) dentropy = to_device(device, in.dentropy);
@@ -50,16 +72,26 @@ Results run(const Device& device, const HeadParams& params, const Inputs& in, DT
   if (in.dtable.shape.rank() > 0) dtable = to_device(device, in.dtable);
   HeadSaved saved;
   device.memory->reset_peak();
-  score(device, params, hidden, table, targets, temperature, logp, saved);
-  score_backward(device, params, dlogp, dentropy, hidden, table, targets, temperature, saved, dhidden,
-                 dtable);
-  return {to_host(device, logp), to_host(device, saved.entropy), to_host(device, dhidden),
+  if (way.known) {
+    const auto give = [&](int64_t begin, ConstView lp, ConstView h, View d_lp, View d_h) {
+      EXPECT_EQ(to_host(device, h).size(), lp.size());
+      device.kernels.cast(*device.queue, dlogp.view().rows(begin, lp.dim(0)), d_lp);
+      if (!d_h.empty()) device.kernels.cast(*device.queue, dentropy.view().rows(begin, lp.dim(0)), d_h);
+    };
+    score_known(device, way.params, hidden, table, targets, temperature, give, !dentropy.empty(), logp,
+                entropy, dhidden, dtable, accumulate);
+  } else {
+    score(device, way.params, hidden, table, targets, temperature, logp, entropy, saved);
+    score_backward(device, way.params, dlogp, dentropy, hidden, table, targets, temperature, entropy, saved,
+                   dhidden, dtable, accumulate);
+  }
+  return {to_host(device, logp), to_host(device, entropy), to_host(device, dhidden),
           dtable.empty() ? HostArray() : to_host(device, dtable),
           device.memory->peak().of(MemoryKind::kScratch)};
 }
 
-Results run(const Device& device, const HeadParams& params, const Inputs& in) {
-  return run(device, params, in, device.float_type());
+Results run(const Device& device, const Way& way, const Inputs& in) {
+  return run(device, way, in, device.float_type());
 }
 
 void expect_alike(const Results& actual, const Results& expected, double tolerance, const std::string& what) {
@@ -79,8 +111,10 @@ void expect_same_results(const Results& actual, const Results& expected, const s
 TEST(LogProbHead, GradientsByFiniteDifferencesAtEveryChunk) {
   const Device device = make_ref_device();
   constexpr int64_t kTokens = 5;
+  std::vector<Way> ways{fused(), known()};
+  for (int64_t chunk = 1; chunk <= kTokens + 3; ++chunk) ways.push_back(chunked(chunk));
   for (const bool with_entropy : {true, false}) {
-    for (int64_t chunk = 1; chunk <= kTokens + 3; ++chunk) {
+    for (const Way& way : ways) {
       Inputs in = random_inputs(kTokens, 4, 11);
       for (double& x : in.dtable.values) x = 0;
       const auto at = [&](const std::vector<HostArray>& x) {
@@ -92,7 +126,7 @@ TEST(LogProbHead, GradientsByFiniteDifferencesAtEveryChunk) {
       check_gradients(
           {"hidden", "table"}, {in.hidden, in.table},
           [&](const std::vector<HostArray>& x) {
-            const Results out = run(device, {.chunk = chunk}, at(x));
+            const Results out = run(device, way, at(x));
             std::vector<HostArray> outputs{out.logp};
             if (with_entropy) outputs.push_back(out.entropy);
             return outputs;
@@ -101,7 +135,7 @@ TEST(LogProbHead, GradientsByFiniteDifferencesAtEveryChunk) {
             Inputs moved = at(x);
             moved.dlogp = cotangents[0];
             moved.dentropy = with_entropy ? cotangents[1] : HostArray();
-            const Results out = run(device, {.chunk = chunk}, moved);
+            const Results out = run(device, way, moved);
             return std::vector<HostArray>{out.dhidden, out.dtable};
           });
     }
@@ -112,14 +146,15 @@ TEST(LogProbHead, CpuFollowsRefAtEveryChunk) {
   const Inputs in = random_inputs(37, 33, 151);
   for (const DType table : {DType::kF32, DType::kBF16}) {
     const Results expected =
-        run(make_ref_device(), {.chunk = 37}, in, table == DType::kF32 ? DType::kF64 : DType::kBF16);
+        run(make_ref_device(), chunked(37), in, table == DType::kF32 ? DType::kF64 : DType::kBF16);
     for (const Isa isa : isas_at_hand()) {
-      for (const int64_t chunk : {1, 8, 36, 37, 40, 1024}) {
-        const std::string what = fmt::format("{} table {} chunk {}", isa_name(isa), dtype_name(table), chunk);
-        const Results two = run(make_cpu_device(isa, 2), {.chunk = chunk}, in, table);
+      for (const Way& way :
+           {chunked(1), chunked(8), chunked(36), chunked(37), chunked(40), chunked(1024), fused(), known()}) {
+        const std::string what =
+            fmt::format("{} table {} {}", isa_name(isa), dtype_name(table), name_of(way));
+        const Results two = run(make_cpu_device(isa, 2), way, in, table);
         expect_alike(two, expected, 3e-6, what);
-        expect_same_results(run(make_cpu_device(isa, 1), {.chunk = chunk}, in, table), two,
-                            "threads " + what);
+        expect_same_results(run(make_cpu_device(isa, 1), way, in, table), two, "threads " + what);
       }
     }
   }
@@ -128,10 +163,12 @@ TEST(LogProbHead, CpuFollowsRefAtEveryChunk) {
 // Rounding to bf16 may flip where f32 and f64 logits differ, so the bound is that of a few such flips.
 TEST(LogProbHead, Bf16ComputeFollowsRef) {
   const Inputs in = random_inputs(37, 33, 151);
-  const Results expected = run(make_ref_device(), {.chunk = 37, .compute = DType::kBF16}, in, DType::kBF16);
+  const Results expected = run(make_ref_device(), chunked(37, DType::kBF16), in, DType::kBF16);
   for (const Isa isa : isas_at_hand()) {
-    expect_alike(run(make_cpu_device(isa), {.chunk = 8, .compute = DType::kBF16}, in, DType::kBF16), expected,
-                 1e-3, isa_name(isa));
+    for (const Way& way : {chunked(8, DType::kBF16), fused(DType::kBF16), known(DType::kBF16)}) {
+      expect_alike(run(make_cpu_device(isa), way, in, DType::kBF16), expected, 1e-3,
+                   fmt::format("{} {}", isa_name(isa), name_of(way)));
+    }
   }
 }
 
@@ -165,25 +202,123 @@ TEST(LogProbHead, NeverHoldsMoreLogitsThanOneChunk) {
   const Inputs in = random_inputs(37, 5, 151);
   for (const Isa isa : isas_at_hand()) {
     const int64_t whole = int64_t{37} * 151 * 4;
-    EXPECT_LE(run(make_cpu_device(isa), {.chunk = 4}, in).scratch, int64_t{4} * 151 * 4);
-    EXPECT_LE(run(make_cpu_device(isa), {.chunk = 1024}, in).scratch, whole);
+    EXPECT_LE(run(make_cpu_device(isa), chunked(4), in).scratch, int64_t{4} * 151 * 4);
+    EXPECT_LE(run(make_cpu_device(isa), chunked(1024), in).scratch, whole);
   }
+}
+
+// Several blocks of tokens, several tiles of words to a group, the last of each not full.
+TEST(LogProbHead, TilesThatDoNotDivideFollowRef) {
+  Inputs in = random_inputs(kHeadTileTokens + 19, 5, kHeadGroups * kHeadTileVocab + 513);
+  for (int64_t t = 0; t < in.hidden.shape[0]; t += 3) {  // peaked: one logit far above
+    for (int64_t c = 0; c < 5; ++c) in.hidden[t * 5 + c] *= 8;
+  }
+  const Results expected = run(make_ref_device(), fused(), in);
+  for (const Isa isa : isas_at_hand()) {
+    for (const Way& way : {chunked(1024), fused(), known()}) {
+      const std::string what = fmt::format("{} {}", isa_name(isa), name_of(way));
+      const Results two = run(make_cpu_device(isa, 2), way, in);
+      expect_alike(two, expected, 3e-6, what);
+      for (int64_t t = 0; t < in.hidden.shape[0]; ++t) {
+        ASSERT_NEAR(two.logp[t], expected.logp[t], 4e-5) << what << " token " << t;
+        ASSERT_GE(two.entropy[t], 0) << what << " token " << t;
+      }
+      expect_same_results(run(make_cpu_device(isa, 1), way, in), two, "threads " + what);
+      Inputs from_zero = in;
+      for (double& x : from_zero.dtable.values) x = 0;
+      expect_near(run(make_cpu_device(isa, 2), way, in, DType::kF32, false).dtable,
+                  run(make_cpu_device(isa, 2), way, from_zero).dtable, 1e-6, "written over " + what);
+    }
+  }
+}
+
+// Logits that are the same to the bit for every way: hidden states of one element 1, the table is the logits.
+TEST(LogProbHead, SpecialLogitsBehaveAsInAPlainLogSoftmax) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  constexpr int64_t kVocab = 1300;  // three tiles
+  const std::vector<std::vector<std::pair<int64_t, double>>> cases{{},
+                                                                   {{700, kInfinity}},
+                                                                   {{3, kInfinity}, {700, kInfinity}},
+                                                                   {{3, -kInfinity}, {1200, -kInfinity}},
+                                                                   {{1299, kNan}},
+                                                                   {{3, kInfinity}, {1299, kNan}},
+                                                                   {{5, 40.0}},
+                                                                   {{5, 3e38}, {900, -3e38}},
+                                                                   {{-1, -kInfinity}},  // all of them
+                                                                   {{-1, -200.0}, {1299, 0.0}}};
+  for (size_t i = 0; i < cases.size(); ++i) {
+    for (const int32_t target : {3, 700, 1299}) {
+      Inputs in = random_inputs(1, 1, kVocab);
+      in.hidden[0] = in.temperature[0] = 1;
+      in.targets[0] = target;
+      in.dentropy = HostArray();
+      for (const auto& [word, logit] : cases[i]) {
+        for (int64_t v = 0; v < kVocab; ++v) {
+          if (word < 0 || v == word) in.table[v] = logit;
+        }
+      }
+      for (const Isa isa : isas_at_hand()) {
+        const Device device = make_cpu_device(isa);
+        const Results plain = run(device, chunked(1), in);
+        const Results tiles = run(device, fused(), in);
+        const std::string what = fmt::format("case {} target {}", i, target);
+        if (std::isfinite(plain.logp[0])) {
+          EXPECT_NEAR(tiles.logp[0], plain.logp[0], 2.4e-7 * std::max(1.0, std::abs(plain.logp[0]))) << what;
+        } else {
+          expect_same(tiles.logp, plain.logp, what);
+        }
+        EXPECT_EQ(std::isnan(tiles.entropy[0]), std::isnan(plain.entropy[0])) << what;
+        if (!std::isnan(plain.entropy[0])) {
+          EXPECT_NEAR(tiles.entropy[0], plain.entropy[0], 1e-5) << what;
+        }
+      }
+    }
+  }
+}
+
+TEST(LogProbHead, KnownFiniteLogits) {
+  for (const Isa isa : isas_at_hand()) {
+    const Device device = make_cpu_device(isa);
+    Inputs in = random_inputs(5, 4, 11);
+    const auto finite = [&](double temperature) {
+      return logits_are_finite(device, to_device(device, in.hidden), to_device(device, in.table),
+                               temperature);
+    };
+    EXPECT_TRUE(finite(1));
+    EXPECT_TRUE(finite(1e-6));
+    EXPECT_FALSE(finite(1e-32));
+    in.table[7] = std::numeric_limits<double>::quiet_NaN();
+    EXPECT_FALSE(finite(1));
+    in = random_inputs(5, 4, 11);
+    in.hidden[2] = std::numeric_limits<double>::infinity();
+    EXPECT_FALSE(finite(1));
+  }
+}
+
+TEST(LogProbHead, ABlockOfKnownCotangentsHoldsItsLogitsInBounds) {
+  EXPECT_EQ(known_cotangent_block(32768, DType::kF32), 512);
+  EXPECT_EQ(known_cotangent_block(151936, DType::kF32), 256);
+  EXPECT_EQ(known_cotangent_block(int64_t{1} << 24, DType::kF32), 64);
 }
 
 TEST(LogProbHead, TableGradientIsAddedAndMayBeLeftOut) {
   for (const Isa isa : isas_at_hand()) {
     const Device device = make_cpu_device(isa);
-    Inputs in = random_inputs(9, 6, 20);
-    const Results added = run(device, {.chunk = 4}, in);
-    Inputs from_zero = in;
-    for (double& x : from_zero.dtable.values) x = 0;
-    HostArray expected = run(device, {.chunk = 4}, from_zero).dtable;
-    for (int64_t i = 0; i < expected.size(); ++i) expected[i] += in.dtable[i];
-    expect_near(added.dtable, expected, 1e-6, "added to what was there");
-    in.dtable = HostArray();
-    const Results frozen = run(device, {.chunk = 4}, in);
-    EXPECT_EQ(frozen.dtable.shape.rank(), 0);
-    expect_same(frozen.dhidden, added.dhidden, "dhidden with a frozen table");
+    for (const Way& way : {chunked(4), fused(), known()}) {
+      Inputs in = random_inputs(9, 6, 20);
+      const Results added = run(device, way, in);
+      Inputs from_zero = in;
+      for (double& x : from_zero.dtable.values) x = 0;
+      HostArray expected = run(device, way, from_zero).dtable;
+      expect_same(run(device, way, in, DType::kF32, false).dtable, expected, "written over what was there");
+      for (int64_t i = 0; i < expected.size(); ++i) expected[i] += in.dtable[i];
+      expect_near(added.dtable, expected, 1e-6, "added to what was there");
+      in.dtable = HostArray();
+      const Results frozen = run(device, way, in);
+      EXPECT_EQ(frozen.dtable.shape.rank(), 0);
+      expect_same(frozen.dhidden, added.dhidden, "dhidden with a frozen table");
+    }
   }
 }
 
@@ -192,8 +327,10 @@ TEST(LogProbHead, TokensWithoutCotangentsGiveNothing) {
     const Device device = make_cpu_device(isa);
     Inputs in = random_inputs(9, 6, 20);
     for (int64_t t = 3; t < 9; ++t) in.dlogp[t] = in.dentropy[t] = 0;
-    const Results all = run(device, {.chunk = 2}, in);
-    for (int64_t i = 3 * 6; i < 9 * 6; ++i) ASSERT_EQ(all.dhidden[i], 0);
+    for (const Way& way : {chunked(2), fused(), known()}) {
+      const Results all = run(device, way, in);
+      for (int64_t i = 3 * 6; i < 9 * 6; ++i) ASSERT_EQ(all.dhidden[i], 0) << name_of(way);
+    }
   }
 }
 
@@ -201,9 +338,13 @@ TEST(LogProbHead, NoTokens) {
   const Inputs in = random_inputs(0, 6, 20);
   for (const Isa isa : isas_at_hand()) {
     const Device device = make_cpu_device(isa);
-    const Results out = run(device, {}, in);
-    EXPECT_EQ(out.logp.size(), 0);
-    expect_same(out.dtable, to_host(device, to_device(device, in.dtable)), "the gradient of the table");
+    for (const Way& way : {chunked(4), fused()}) {
+      const Results out = run(device, way, in);
+      EXPECT_EQ(out.logp.size(), 0);
+      expect_same(out.dtable, to_host(device, to_device(device, in.dtable)), "the gradient of the table");
+      const Results over = run(device, way, in, DType::kF32, false);
+      for (const double x : over.dtable.values) ASSERT_EQ(x, 0);
+    }
   }
 }
 

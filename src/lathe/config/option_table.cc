@@ -203,13 +203,21 @@ void add_head_and_remat(std::vector<Option>* table) {
   Option& mode = head.word("mode", &HeadSection::mode, {"auto", "chunked", "local", "fused"},
                            "how log-probs are computed without storing all logits");
   mode.score = true;
-  mode.built = {"auto", "chunked"};
-  mode.choice = [](const RunConfig&) { return std::string("chunked"); };
-  head.integer("chunk", &HeadSection::chunk, from_to(1, kMostTokens), "tokens whose logits exist at one time")
-      .score = true;
+  mode.built = {"auto", "chunked", "fused"};
+  mode.choice = [](const RunConfig& c) { return chosen_head_mode(c.head); };
+  Option& chunk = head.integer("chunk", &HeadSection::chunk, from_to(1, kMostTokens),
+                               "tokens whose logits exist at one time, where head.mode is chunked");
+  chunk.score = true;
+  chunk.needs = {{"head.mode", "auto or chunked",
+                  [](const RunConfig& c) { return c.head.mode == "auto" || c.head.mode == "chunked"; }}};
   Option& known = head.word("known_cotangent", &HeadSection::known_cotangent, {"auto", "off"},
-                            "one pass over the vocabulary where the loss is known token by token");
-  known.choice = [](const RunConfig&) { return std::string("off"); };
+                            "logits are made once where the loss is known token by token");
+  known.needs = {
+      {"head.mode", "fused", [](const RunConfig& c) { return chosen_head_mode(c.head) == "fused"; }}};
+  known.choice = [](const RunConfig& c) {
+    const bool used = chosen_head_mode(c.head) == "fused" && !c.grpo.depends_on_whole_sequences();
+    return std::string(used ? "on" : "off");
+  };
   Option& replicate = head.word("replicate_sequence", &HeadSection::replicate_sequence,
                                 {"auto", "always", "never"}, "every context rank holds the head's whole row");
   replicate.built = {"auto"};

@@ -13,12 +13,12 @@ class CountingMemory final : public DeviceMemory {
   }
 
  protected:
-  // Addresses that nothing may be read from; not null, so that parts of them can be named.
-  std::byte* acquire(int64_t /*bytes*/) override { return reinterpret_cast<std::byte*>(kNowhere); }
+  // An address that nothing may be read from; not null, so that parts of a tensor can be named.
+  std::byte* acquire(int64_t /*bytes*/) override { return &nowhere_; }
   void release(std::byte* /*data*/, int64_t /*bytes*/) override {}
 
  private:
-  static constexpr uintptr_t kNowhere = 64;
+  std::byte nowhere_{};
 };
 
 }  // namespace

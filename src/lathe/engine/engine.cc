@@ -5,7 +5,7 @@
 #include <cmath>
 #include <utility>
 
-#include "lathe/head/log_prob_head.h"
+#include "lathe/engine/scored.h"
 #include "lathe/model/checkpoint.h"
 #include "lathe/model/flops.h"
 
@@ -39,15 +39,18 @@ void Engine::load(const HfFolder& folder) {
   thread_->run([&] { store_->load(folder); });
 }
 
-Tensor Engine::upload(const std::vector<double>& values, const std::string& name) const {
-  const Shape shape{static_cast<int64_t>(values.size())};
-  Tensor out = device_.activation(shape, name);
-  if (device_.float_type() == DType::kF64) {
-    device_.memory->copy_from_host(out, values.data());
+void Engine::upload_to(std::span<const double> values, View to) const {
+  if (to.dtype == DType::kF64) {
+    device_.memory->copy_from_host(to, values.data());
   } else {
     const std::vector<float> narrow(values.begin(), values.end());
-    device_.memory->copy_from_host(out, narrow.data());
+    device_.memory->copy_from_host(to, narrow.data());
   }
+}
+
+Tensor Engine::upload(const std::vector<double>& values, const std::string& name) const {
+  Tensor out = device_.activation(Shape{static_cast<int64_t>(values.size())}, name);
+  upload_to(values, out);
   return out;
 }
 
@@ -99,85 +102,17 @@ BatchView Engine::batch_view(const PreparedMicroBatch& prepared) const {
   return view;
 }
 
-// The scored positions between the last layer and the loss.
-struct Engine::Scored {
-  Tensor hidden;  // gathered, before the final norm
-  Tensor normed, rstd;
-  Tensor logprobs;
-  HeadSaved head;
-};
-
-Engine::Scored Engine::score_positions(const PreparedMicroBatch& prepared, ConstView hidden, Phase phase) {
-  Queue& queue = *device_.queue;
-  const int64_t n = prepared.host.scored();
-  Scored out;
-  // Gathered before the final norm: a row that is two thirds prompt costs a third.
-  out.hidden = device_.activation(Shape{n, config_.hidden_size}, "head.hidden");
-  device_.kernels.gather_rows(queue, hidden, prepared.hidden_index, out.hidden);
-  const GatheredWeights weights = store_->gather(kHeadUnit, phase);
-  out.normed = device_.activation(Shape{n, config_.hidden_size}, "head.normed");
-  out.rstd = device_.activation(Shape{n}, "head.rstd");
-  device_.kernels.rmsnorm_forward(queue, {.eps = config_.rms_norm_eps, .offset = config_.norm_offset},
-                                  out.hidden, weights[ParameterRole::kFinalNorm], out.normed, out.rstd);
-  out.logprobs = device_.activation(Shape{n}, "head.logprobs");
-  const ConstView table =
-      config_.tie_word_embeddings ? weights[ParameterRole::kEmbedding] : weights[ParameterRole::kLmHead];
-  lathe::score(device_, {.chunk = options_.head_chunk, .compute = options_.compute}, out.normed, table,
-               prepared.targets, prepared.temperature, out.logprobs, out.head);
-  return out;
-}
-
-LossResult Engine::loss_of(const MicroBatch& batch, const TokenScores& scores) const {
-  const std::vector<uint8_t> mask(static_cast<size_t>(batch.scored()), 1);
-  return grpo_loss(options_.grpo, {.logprobs = scores.logprobs,
-                                   .entropy = scores.entropy,
-                                   .advantage = batch.advantage,
-                                   .mask = mask,
-                                   .sequence = batch.sequence,
-                                   .sequences = batch.sequences(),
-                                   .old_logprobs = batch.old_logprobs,
-                                   .ref_logprobs = batch.ref_logprobs,
-                                   .rollout_logprobs = batch.rollout_logprobs,
-                                   .overlong = batch.overlong});
-}
-
-void Engine::backward_from_scores(const PreparedMicroBatch& prepared, Scored& scored, const LossResult& loss,
-                                  std::vector<LayerSaved>& saved) {
-  Queue& queue = *device_.queue;
-  const int64_t n = prepared.host.scored();
-  Tensor d_hidden = device_.activation(Shape{prepared.host.tokens(), config_.hidden_size}, "dhidden");
-  {
-    const GatheredWeights weights = store_->gather(kHeadUnit, Phase::kBackward);
-    const Tensor d_logprobs = upload(loss.dlogprobs, "head.dlogprobs");
-    const Tensor d_entropy = loss.dentropy.empty() ? Tensor() : upload(loss.dentropy, "head.dentropy");
-    Tensor d_normed = device_.activation(Shape{n, config_.hidden_size}, "head.dnormed");
-    const ParameterRole table =
-        config_.tie_word_embeddings ? ParameterRole::kEmbedding : ParameterRole::kLmHead;
-    score_backward(device_, {.chunk = options_.head_chunk, .compute = options_.compute}, d_logprobs,
-                   d_entropy, scored.normed, weights[table], prepared.targets, prepared.temperature,
-                   scored.head, d_normed, store_->target(table));
-    Tensor d_scored = device_.activation(Shape{n, config_.hidden_size}, "head.dhidden");
-    Tensor scratch = device_.scratch(rmsnorm_backward_scratch(n, config_.hidden_size), "head.norm partials");
-    device_.kernels.rmsnorm_backward(queue, {.eps = config_.rms_norm_eps, .offset = config_.norm_offset},
-                                     d_normed, scored.hidden, weights[ParameterRole::kFinalNorm], scored.rstd,
-                                     d_scored, store_->target(ParameterRole::kFinalNorm), scratch);
-    device_.kernels.fill(queue, 0, d_hidden);
-    device_.kernels.scatter_add_rows(queue, d_scored, prepared.hidden_index, d_hidden);
-  }
-  scored = {};
-  store_->finish(kHeadUnit);
-  decoder_->backward(batch_view(prepared), saved, std::move(d_hidden));
-}
-
 void Engine::run_fwd_bwd(const PreparedMicroBatch& prepared) {
   const double start = steady_seconds();
   std::vector<LayerSaved> saved;
   std::vector<ExpertCounts> counts;
   Tensor hidden = decoder_->forward(batch_view(prepared), keep_all_, &saved, &counts);
-  Scored scored = score_positions(prepared, hidden, Phase::kForward);
+  Scored scored = gather_scored(prepared, hidden, Phase::kForward);
   hidden.reset();
-  const LossResult loss = loss_of(prepared.host, {download(scored.logprobs), download(scored.head.entropy)});
-  backward_from_scores(prepared, scored, loss, saved);
+  const LossResult loss = score_for_loss(prepared, scored);
+  Tensor d_hidden = backward_from_scores(prepared, scored, loss);
+  scored = {};
+  decoder_->backward(batch_view(prepared), saved, std::move(d_hidden));
 
   StepResult& step = accumulated_;
   step.stats.add(loss.stats);
@@ -267,8 +202,8 @@ TokenScores Engine::score(std::shared_ptr<PreparedMicroBatch> prepared) {
   TokenScores out;
   thread_->run([&] {
     Tensor hidden = decoder_->forward(batch_view(*prepared), {}, nullptr, nullptr);
-    const Scored scored = score_positions(*prepared, hidden, Phase::kForward);
-    out = {download(scored.logprobs), download(scored.head.entropy)};
+    Scored scored = gather_scored(*prepared, hidden, Phase::kForward);
+    out = score_only(*prepared, scored);
   });
   return out;
 }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "lathe/engine/device_thread.h"
 #include "lathe/engine/optimizer.h"
 #include "lathe/grpo/loss.h"
+#include "lathe/head/log_prob_head.h"
 #include "lathe/model/decoder.h"
 
 namespace lathe {
@@ -31,7 +33,9 @@ struct EngineOptions {
   DType compute = DType::kF32;
   std::vector<std::string> trainable;
   bool frozen = false;  // scoring only: no gradients, no optimizer
-  int64_t head_chunk = 1024;
+  HeadMode head_mode = HeadMode::kFused;
+  bool known_cotangent = true;  // where the loss allows it
+  int64_t head_chunk = 1024;    // of HeadMode::kChunked
   int64_t delta_rule_chunk = 64;
   bool exclude_padding_from_routing = true;
   RematPolicy remat = RematPolicy::kAuto;
@@ -58,8 +62,9 @@ struct StepResult {
   double update_s = 0;
   double save_wait_s = 0;  // what the update waited for a checkpoint; not in update_s
   double idle_s = 0;       // device without queued work between the end of one update and the end of the next
-  double moe_max_load = 0;  // largest tokens-per-expert over its mean, over MoE layers
-  double flops = 0;         // model FLOPs by the definition of perf/model_flops_per_s
+  double moe_max_load = 0;    // largest tokens-per-expert over its mean, over MoE layers
+  int64_t head_restarts = 0;  // micro-batches whose cotangents could not be known while scoring after all
+  double flops = 0;           // model FLOPs by the definition of perf/model_flops_per_s
 };
 
 // What a checkpoint holds of the engine besides tensors.
@@ -136,12 +141,23 @@ class Engine {
   void restore_gradients(const std::string& path);
   [[nodiscard]] StepResult run_update(int64_t step);
   [[nodiscard]] BatchView batch_view(const PreparedMicroBatch& prepared) const;
-  // hidden -> normed hidden of the scored positions and their rstd.
+  // The scored positions between the last layer and the loss (scored.h): gathered and normed; then their log-probs.
   struct Scored;
-  [[nodiscard]] Scored score_positions(const PreparedMicroBatch& prepared, ConstView hidden, Phase phase);
-  void backward_from_scores(const PreparedMicroBatch& prepared, Scored& scored, const LossResult& loss,
-                            std::vector<LayerSaved>& saved);
+  [[nodiscard]] Scored gather_scored(const PreparedMicroBatch& prepared, ConstView hidden, Phase phase);
+  [[nodiscard]] TokenScores score_only(const PreparedMicroBatch& prepared, Scored& scored);
+  // The loss of a micro-batch; where cotangents are known while scoring, the head's gradients too.
+  [[nodiscard]] LossResult score_for_loss(const PreparedMicroBatch& prepared, Scored& scored);
+  [[nodiscard]] LossResult score_with_known_cotangents(const PreparedMicroBatch& prepared, Scored& scored,
+                                                       ConstView table);
+  // The gradient of the last layer's output.
+  [[nodiscard]] Tensor backward_from_scores(const PreparedMicroBatch& prepared, Scored& scored,
+                                            const LossResult& loss);
+  // No cotangent depends on other tokens' log-probs, whatever they are.
+  [[nodiscard]] bool may_know_cotangents() const;
+  [[nodiscard]] ParameterRole head_table() const;
+  [[nodiscard]] HeadParams head_params() const;
   [[nodiscard]] LossResult loss_of(const MicroBatch& batch, const TokenScores& scores) const;
+  void upload_to(std::span<const double> values, View to) const;
   [[nodiscard]] Tensor upload(const std::vector<double>& values, const std::string& name) const;
   [[nodiscard]] std::vector<double> download(ConstView view) const;
 

@@ -43,6 +43,10 @@ struct GrpoConfig {
   bool reference_initial = false;  // reference: initial
   std::map<std::string, double> reward_weights;
 
+  // A token's gradient depends on the log-probs of other tokens: of its sequence.
+  [[nodiscard]] bool depends_on_whole_sequences() const {
+    return loss_algo == LossAlgorithm::kGspoToken || seq_logprob_error_threshold.has_value() || seq_mask_tis;
+  }
   [[nodiscard]] bool needs_rollout_logprobs() const {
     return seq_logprob_error_threshold.has_value() || sampler_is_token || seq_mask_tis || use_rollout_logps;
   }

@@ -23,7 +23,7 @@ using AddScaledRows = void(Queue& queue, ConstView x, ConstView scale, View out)
 using GatherRows = void(Queue& queue, ConstView x, ConstView index, View y);
 // y[index[i], :] += x[i, :]; the indices are distinct.
 using ScatterAddRows = void(Queue& queue, ConstView x, ConstView index, View y);
-// Sum of squares of x (f32 or f64), in f64 over blocks of fixed size added in order: the same for any thread count.
+// Sum of squares of x (f32, bf16 or f64), in f64 over blocks of fixed size added in order: the same for any thread count.
 // Returned to the host: a device that computes nothing answers 1.
 using SumOfSquares = double(Queue& queue, ConstView x);
 

@@ -195,11 +195,21 @@ void scatter_add_rows(Queue& queue, ConstView x, ConstView index, View y) {
   });
 }
 
+LATHE_INLINE double widened(double x) {
+  return x;
+}
+LATHE_INLINE double widened(float x) {
+  return static_cast<double>(x);
+}
+LATHE_INLINE double widened(BFloat16 x) {
+  return static_cast<double>(to_f32(x));
+}
+
 template <typename T>
 LATHE_INLINE double sum_squares(const T* x, int64_t begin, int64_t end) {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = begin; i < end; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (int64_t i = begin; i < end; ++i) sum += widened(x[i]) * widened(x[i]);
   return sum;
 }
 
@@ -222,6 +232,7 @@ double sum_of_all(Queue& queue, ConstView x) {
 }
 
 double sum_of_squares(Queue& queue, ConstView x) {
+  if (x.dtype == DType::kBF16) return sum_of_all<BFloat16>(queue, x);
   return x.dtype == DType::kF64 ? sum_of_all<double>(queue, x) : sum_of_all<float>(queue, x);
 }
 

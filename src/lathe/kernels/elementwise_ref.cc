@@ -142,6 +142,13 @@ void scatter_add_rows(Queue& /*queue*/, ConstView x, ConstView index, View y) {
 
 double sum_of_squares(Queue& /*queue*/, ConstView x) {
   double sum = 0;
+  if (x.dtype == DType::kBF16) {
+    for (int64_t i = 0; i < x.size(); ++i) {
+      const auto value = static_cast<double>(to_float(elements<BFloat16>(x)[i]));
+      sum += value * value;
+    }
+    return sum;
+  }
   with_float_type(x.dtype, [&](auto zero) {
     using T = decltype(zero);
     for (int64_t i = 0; i < x.size(); ++i) {

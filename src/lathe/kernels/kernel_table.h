@@ -9,6 +9,7 @@
 #include "lathe/kernels/delta_gates.h"
 #include "lathe/kernels/elementwise.h"
 #include "lathe/kernels/embedding.h"
+#include "lathe/kernels/fused_log_prob.h"
 #include "lathe/kernels/gated_delta_rule.h"
 #include "lathe/kernels/gated_rmsnorm.h"
 #include "lathe/kernels/grouped_matmul.h"
@@ -39,6 +40,8 @@ namespace lathe {
   X(EmbeddingBackward, embedding_backward)                       \
   X(EmbeddingForward, embedding_forward)                         \
   X(Fill, fill)                                                  \
+  X(FusedLogProbBackward, fused_log_prob_backward)               \
+  X(FusedLogProbForward, fused_log_prob_forward)                 \
   X(GatedDeltaRuleBackward, gated_delta_rule_backward)           \
   X(GatedDeltaRuleForward, gated_delta_rule_forward)             \
   X(GatedRmsNormBackward, gated_rmsnorm_backward)                \
@@ -80,8 +83,8 @@ void check_complete(const KernelTable& table, const char* device);
 
 // Plain loops, f32 or f64 by the type of the arguments.
 [[nodiscard]] KernelTable ref_kernel_table();
-// Computes nothing: the trainer program runs through it to have its allocations counted. What a kernel returns to the
-// host is zero.
+// Computes nothing: the trainer program runs through it to have its allocations counted. What kernels return to
+// the host is in their headers.
 [[nodiscard]] KernelTable plan_kernel_table();
 // The fast path at an instruction set level; f32 (bf16 weights where a header says so).
 [[nodiscard]] KernelTable cpu_kernel_table(Isa isa);

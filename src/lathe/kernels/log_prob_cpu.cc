@@ -2,10 +2,8 @@
 #include "lathe/kernels/kernel_table.h"
 #include "lathe/kernels/log_prob.h"
 #include "lathe/kernels/register.h"
-#include "lathe/kernels/simd_math.h"
+#include "lathe/kernels/softmax_row.h"
 
-// With z = x / temperature, d = z - m is one fused multiply-add of the logit, the same in forward and
-// backward, so that the softmax of backward sums to one.
 namespace lathe::LATHE_ISA_NAMESPACE {
 namespace {
 
@@ -13,63 +11,14 @@ namespace {
 constexpr int64_t kBlock = 2048;
 // Elements that a task should at least have.
 constexpr int64_t kTaskElements = 16384;
-// d is not taken below this where it is multiplied by e^d = 0: it may be -infinity for finite logits.
-constexpr float kLowestExponent = -200.0F;
-
-struct RowMaximum {
-  float value = 0;     // of the logits that are numbers
-  bool finite = true;  // all logits
-};
-LATHE_INLINE RowMaximum maximum(const float* x, int64_t vocab) {
-  float top = -__builtin_inff();
-  float zero_or_nan = 0;
-#pragma omp simd reduction(max : top) reduction(+ : zero_or_nan)
-  for (int64_t v = 0; v < vocab; ++v) {
-    top = x[v] > top ? x[v] : top;
-    zero_or_nan += x[v] - x[v];
-  }
-  return {top, zero_or_nan == 0.0F};
-}
-
-struct RowSums {
-  double exps = 0;
-  double weighted = 0;  // sum e^d d
-};
 LATHE_INLINE RowSums sums(const float* x, int64_t vocab, float inverse_tau, float m) {
   RowSums out;
   for (int64_t begin = 0; begin < vocab; begin += kBlock) {
-    const int64_t end = min_of(begin + kBlock, vocab);
-    float exps = 0;
-    float weighted = 0;
-#pragma omp simd reduction(+ : exps, weighted)
-    for (int64_t v = begin; v < end; ++v) {
-      const float d = __builtin_fmaf(x[v], inverse_tau, -m);
-      const float e = exp_f32(d);
-      exps += e;
-      weighted += e * max_of(d, kLowestExponent);
-    }
-    out.exps += static_cast<double>(exps);
-    out.weighted += static_cast<double>(weighted);
+    const RowSums part = part_sums(x + begin, min_of(kBlock, vocab - begin), inverse_tau, m);
+    out.exps += part.exps;
+    out.weighted += part.weighted;
   }
   return out;
-}
-
-// dx may be x.
-LATHE_INLINE void cotangent_of_logp(const float* x, int64_t vocab, float inverse_tau, float m,
-                                    float inverse_sum, float g, float* dx) {
-  const float scale = -g * inverse_sum;
-#pragma omp simd
-  for (int64_t v = 0; v < vocab; ++v) dx[v] = exp_f32(__builtin_fmaf(x[v], inverse_tau, -m)) * scale;
-}
-LATHE_INLINE void cotangent_of_both(const float* x, int64_t vocab, float inverse_tau, float m,
-                                    float inverse_sum, float g, float e, float entropy_minus_log_sum,
-                                    float* dx) {
-#pragma omp simd
-  for (int64_t v = 0; v < vocab; ++v) {
-    const float d = __builtin_fmaf(x[v], inverse_tau, -m);
-    const float p = exp_f32(d) * inverse_sum;
-    dx[v] = -p * (g + e * (max_of(d, kLowestExponent) + entropy_minus_log_sum));
-  }
 }
 
 LATHE_INLINE void check_log_prob(ConstView logits, ConstView targets, ConstView temperature,
@@ -141,18 +90,14 @@ void log_prob_backward(Queue& queue, ConstView dlogp, ConstView dentropy, ConstV
     const float inverse_tau = 1.0F / tau[t];
     const float g = dlp[t] * inverse_tau;
     const float e = dh == nullptr ? 0.0F : dh[t] * inverse_tau;
-    const float m = saved[2 * t];
-    const float sum = saved[2 * t + 1];
-    if (g == 0.0F && e == 0.0F) {
-      for (int64_t v = 0; v < vocab; ++v) dx[v] = 0.0F;
-      return;
-    }
-    if (e == 0.0F) {
-      cotangent_of_logp(x, vocab, inverse_tau, m, 1.0F / sum, g, dx);
-    } else {
-      const auto log_sum = static_cast<float>(__builtin_log(static_cast<double>(sum)));
-      cotangent_of_both(x, vocab, inverse_tau, m, 1.0F / sum, g, e, h[t] - log_sum, dx);
-    }
+    cotangent({.inverse_tau = inverse_tau,
+               .m = saved[2 * t],
+               .sum = saved[2 * t + 1],
+               .g = g,
+               .e = e,
+               .entropy = h == nullptr ? 0.0F : h[t]},
+              x, vocab, dx);
+    if (g == 0.0F && e == 0.0F) return;
     dx[y[t]] += g;
   });
 }

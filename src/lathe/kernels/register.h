@@ -12,6 +12,7 @@ struct KernelTable;
   X(delta_gates)            \
   X(elementwise)            \
   X(embedding)              \
+  X(fused_log_prob)         \
   X(gated_delta_rule)       \
   X(gated_rmsnorm)          \
   X(grouped_matmul)         \

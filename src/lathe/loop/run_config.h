@@ -31,11 +31,17 @@ struct DataSection {
 };
 
 struct HeadSection {
-  std::string mode = "auto";  // auto, chunked, local, fused
+  std::string mode = "auto";  // auto, chunked, local, fused; see chosen_head_mode
   int64_t chunk = 1024;
   std::string known_cotangent = "auto";
   std::string replicate_sequence = "auto";
 };
+
+// What head.mode: auto means: chunked where its chunk is given, else fused.
+[[nodiscard]] inline std::string chosen_head_mode(const HeadSection& head) {
+  if (head.mode == "auto") return head.chunk == HeadSection{}.chunk ? "fused" : "chunked";
+  return head.mode == "chunked" ? "chunked" : "fused";
+}
 
 struct RematSection {
   std::string policy = "auto";  // auto, full, none

@@ -13,6 +13,7 @@ std::vector<Metric> StepReporter::step_metrics(const StepResult& result, const S
   return {{"optim/grad_norm", result.update.grad_norm},
           {"optim/lr", result.update.learning_rate},
           {"optim/skipped", result.update.skipped ? 1 : 0},
+          {"head/restarts", static_cast<double>(result.head_restarts)},
           {"moe/max_load", result.moe_max_load},
           {"moe/dropped_frac", 0},
           {"time/startup_s", startup_s_},

@@ -1,0 +1,130 @@
+#include "lathe/engine/scored.h"
+
+#include <algorithm>
+
+#include "lathe/head/known_cotangent.h"
+
+namespace lathe {
+
+Engine::Scored Engine::gather_scored(const PreparedMicroBatch& prepared, ConstView hidden, Phase phase) {
+  const int64_t n = prepared.host.scored();
+  Scored out;
+  // Gathered before the final norm: a row that is two thirds prompt costs a third.
+  out.hidden = device_.activation(Shape{n, config_.hidden_size}, "head.hidden");
+  device_.kernels.gather_rows(*device_.queue, hidden, prepared.hidden_index, out.hidden);
+  const GatheredWeights weights = store_->gather(kHeadUnit, phase);
+  out.normed = device_.activation(Shape{n, config_.hidden_size}, "head.normed");
+  out.rstd = device_.activation(Shape{n}, "head.rstd");
+  device_.kernels.rmsnorm_forward(*device_.queue,
+                                  {.eps = config_.rms_norm_eps, .offset = config_.norm_offset}, out.hidden,
+                                  weights[ParameterRole::kFinalNorm], out.normed, out.rstd);
+  out.logprobs = device_.activation(Shape{n}, "head.logprobs");
+  out.entropy = device_.activation(Shape{n}, "head.entropy");
+  return out;
+}
+
+ParameterRole Engine::head_table() const {
+  return config_.tie_word_embeddings ? ParameterRole::kEmbedding : ParameterRole::kLmHead;
+}
+
+HeadParams Engine::head_params() const {
+  return {.mode = options_.head_mode, .chunk = options_.head_chunk, .compute = options_.compute};
+}
+
+TokenScores Engine::score_only(const PreparedMicroBatch& prepared, Scored& scored) {
+  const GatheredWeights weights = store_->gather(kHeadUnit, Phase::kForward);
+  lathe::score(device_, head_params(), scored.normed, weights[head_table()], prepared.targets,
+               prepared.temperature, scored.logprobs, scored.entropy, scored.head);
+  return {download(scored.logprobs), download(scored.entropy)};
+}
+
+LossResult Engine::loss_of(const MicroBatch& batch, const TokenScores& scores) const {
+  const std::vector<uint8_t> mask(static_cast<size_t>(batch.scored()), 1);
+  return grpo_loss(options_.grpo, {.logprobs = scores.logprobs,
+                                   .entropy = scores.entropy,
+                                   .advantage = batch.advantage,
+                                   .mask = mask,
+                                   .sequence = batch.sequence,
+                                   .sequences = batch.sequences(),
+                                   .old_logprobs = batch.old_logprobs,
+                                   .ref_logprobs = batch.ref_logprobs,
+                                   .rollout_logprobs = batch.rollout_logprobs,
+                                   .overlong = batch.overlong});
+}
+
+bool Engine::may_know_cotangents() const {
+  return options_.known_cotangent && options_.head_mode == HeadMode::kFused &&
+         !options_.grpo.depends_on_whole_sequences();
+}
+
+LossResult Engine::score_for_loss(const PreparedMicroBatch& prepared, Scored& scored) {
+  if (may_know_cotangents() && prepared.host.scored() > 0) {
+    const GatheredWeights weights = store_->gather(kHeadUnit, Phase::kForward);
+    const auto& temperatures = prepared.host.temperature;
+    if (logits_are_finite(device_, scored.normed, weights[head_table()],
+                          *std::min_element(temperatures.begin(), temperatures.end()))) {
+      return score_with_known_cotangents(prepared, scored, weights[head_table()]);
+    }
+    ++accumulated_.head_restarts;
+  }
+  return loss_of(prepared.host, score_only(prepared, scored));
+}
+
+LossResult Engine::score_with_known_cotangents(const PreparedMicroBatch& prepared, Scored& scored,
+                                               ConstView table) {
+  const auto n = static_cast<size_t>(prepared.host.scored());
+  // What is not scored yet is 0: a token's cotangent depends on its own log-prob and on what was known before.
+  TokenScores scores{std::vector<double>(n, 0.0), std::vector<double>(n, 0.0)};
+  std::vector<double> used(n, 0.0);
+  const auto cotangents = [&](int64_t begin, ConstView logprobs, ConstView entropy, View d_logprobs,
+                              View d_entropy) {
+    const std::vector<double> lp = download(logprobs);
+    const std::vector<double> h = download(entropy);
+    std::copy(lp.begin(), lp.end(), scores.logprobs.begin() + begin);
+    std::copy(h.begin(), h.end(), scores.entropy.begin() + begin);
+    const LossResult loss = loss_of(prepared.host, scores);
+    const std::span<const double> part =
+        std::span(loss.dlogprobs).subspan(static_cast<size_t>(begin), lp.size());
+    std::copy(part.begin(), part.end(), used.begin() + begin);
+    upload_to(part, d_logprobs);
+    if (!d_entropy.empty()) {
+      upload_to(std::span(loss.dentropy).subspan(static_cast<size_t>(begin), lp.size()), d_entropy);
+    }
+  };
+  const GradientTarget target = store_->product_target(head_table());
+  scored.d_normed = device_.activation(scored.normed.view().shape, "head.dnormed");
+  score_known(device_, head_params(), scored.normed, table, prepared.targets, prepared.temperature,
+              cotangents, options_.grpo.entropy_coef != 0, scored.logprobs, scored.entropy, scored.d_normed,
+              target.view, target.accumulate);
+  LossResult loss = loss_of(prepared.host, scores);
+  LATHE_CHECK(loss.dlogprobs == used, "a token's cotangent was not known when it was used");
+  return loss;
+}
+
+Tensor Engine::backward_from_scores(const PreparedMicroBatch& prepared, Scored& scored,
+                                    const LossResult& loss) {
+  Queue& queue = *device_.queue;
+  const int64_t n = prepared.host.scored();
+  Tensor d_hidden = device_.activation(Shape{prepared.host.tokens(), config_.hidden_size}, "dhidden");
+  const GatheredWeights weights = store_->gather(kHeadUnit, Phase::kBackward);
+  if (scored.d_normed.empty()) {
+    const Tensor d_logprobs = upload(loss.dlogprobs, "head.dlogprobs");
+    const Tensor d_entropy = loss.dentropy.empty() ? Tensor() : upload(loss.dentropy, "head.dentropy");
+    const GradientTarget target = store_->product_target(head_table());
+    scored.d_normed = device_.activation(Shape{n, config_.hidden_size}, "head.dnormed");
+    score_backward(device_, head_params(), d_logprobs, d_entropy, scored.normed, weights[head_table()],
+                   prepared.targets, prepared.temperature, scored.entropy, scored.head, scored.d_normed,
+                   target.view, target.accumulate);
+  }
+  Tensor d_scored = device_.activation(Shape{n, config_.hidden_size}, "head.dhidden");
+  Tensor scratch = device_.scratch(rmsnorm_backward_scratch(n, config_.hidden_size), "head.norm partials");
+  device_.kernels.rmsnorm_backward(queue, {.eps = config_.rms_norm_eps, .offset = config_.norm_offset},
+                                   scored.d_normed, scored.hidden, weights[ParameterRole::kFinalNorm],
+                                   scored.rstd, d_scored, store_->target(ParameterRole::kFinalNorm), scratch);
+  device_.kernels.fill(queue, 0, d_hidden);
+  device_.kernels.scatter_add_rows(queue, d_scored, prepared.hidden_index, d_hidden);
+  store_->finish(kHeadUnit);
+  return d_hidden;
+}
+
+}  // namespace lathe

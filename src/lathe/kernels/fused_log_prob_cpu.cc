@@ -1,0 +1,304 @@
+#include "lathe/kernels/access.h"
+#include "lathe/kernels/fused_log_prob.h"
+#include "lathe/kernels/kernel_table.h"
+#include "lathe/kernels/matmul_tile.h"
+#include "lathe/kernels/register.h"
+#include "lathe/kernels/simd_blocks.h"
+#include "lathe/kernels/softmax_row.h"
+
+namespace lathe::LATHE_ISA_NAMESPACE {
+namespace {
+
+// A tile of logits lies at the end of a thread's workspace, behind what a product uses of it.
+constexpr int64_t kTileBytes = kHeadTileTokens * kHeadTileVocab * static_cast<int64_t>(sizeof(float));
+constexpr int64_t kTileOffset = Queue::kThreadWorkspaceBytes - kTileBytes;
+constexpr int64_t kProductColumns = 1024;  // of a hidden state at once
+
+struct Problem {
+  int64_t tokens = 0;
+  int64_t dim = 0;
+  int64_t vocab = 0;
+  const float* hidden = nullptr;
+  Operand table;
+  const int32_t* targets = nullptr;
+  const float* temperature = nullptr;
+  TileMath math = TileMath::kF32;
+  float* kept = nullptr;
+
+  [[gnu::always_inline, nodiscard]] inline int64_t blocks() const {
+    return ceil_div(tokens, kHeadTileTokens);
+  }
+};
+
+// Vocabulary [begin, end) of a group: whole tiles, as evenly as they go.
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+LATHE_INLINE Range group_range(int64_t vocab, int64_t group) {
+  const int64_t tiles = ceil_div(vocab, kHeadTileVocab);
+  return {min_of(vocab, tiles * group / kHeadGroups * kHeadTileVocab),
+          min_of(vocab, tiles * (group + 1) / kHeadGroups * kHeadTileVocab)};
+}
+
+// The tokens of a block and the words of a tile, and where its logits are.
+struct Tile {
+  int64_t token = 0;
+  int64_t tokens = 0;
+  int64_t word = 0;
+  int64_t words = 0;
+  float* logits = nullptr;  // [tokens, words]
+};
+
+LATHE_INLINE Tile tile_at(const Problem& p, std::byte* workspace, int64_t token, int64_t word, int64_t end) {
+  Tile tile{token, min_of(kHeadTileTokens, p.tokens - token), word, min_of(kHeadTileVocab, end - word),
+            nullptr};
+  // Kept logits: block after block, in it tile after tile.
+  tile.logits = p.kept == nullptr ? reinterpret_cast<float*>(workspace + kTileOffset)
+                                  : p.kept + token * p.vocab + tile.tokens * word;
+  return tile;
+}
+
+LATHE_INLINE Operand f32_operand(const float* data, int64_t ld, bool trans) {
+  return {reinterpret_cast<const std::byte*>(data), false, ld, trans};
+}
+
+// logits = hidden table^T
+LATHE_INLINE void make_logits(const Problem& p, std::byte* workspace, const Tile& t) {
+  Operand words = p.table.from(t.word, 0);
+  words.trans = true;
+  multiply_tile(workspace, p.math, t.tokens, t.words, p.dim,
+                f32_operand(p.hidden + t.token * p.dim, p.dim, false), words, false, t.logits, t.words);
+}
+
+// Of one token over the words of a group: largest logit, sum e^(z - m), sum e^(z - m) (z - m) with m = z of the largest if
+// that is finite, else 0; and 0 or NaN for whether all logits are finite.
+struct Partial {
+  float top;
+  float exps;
+  float weighted;
+  float zero_or_nan;
+};
+static_assert(sizeof(Partial) == 4 * sizeof(float));
+
+LATHE_INLINE float finite_or_zero(float x) {
+  return x - x == 0.0F ? x : 0.0F;
+}
+
+struct Running {
+  float top = -__builtin_inff();
+  float m = 0;
+  double exps = 0;
+  double weighted = 0;
+};
+// The sums of two parts over their common maximum. A part without weight leaves the other as it is.
+LATHE_INLINE void merge(Running& a, float top, double exps, double weighted, float inverse_tau) {
+  const float both = top > a.top ? top : a.top;
+  const float m = finite_or_zero(both * inverse_tau);
+  const auto onto = [m](float from, double& sum, double& weighted_sum) {
+    if (sum == 0.0 || from == m) return;
+    const double d = static_cast<double>(from) - static_cast<double>(m);
+    const double factor = __builtin_exp(d);
+    weighted_sum = factor == 0.0 ? 0.0 : factor * (weighted_sum + d * sum);
+    sum *= factor;
+  };
+  onto(a.m, a.exps, a.weighted);
+  onto(finite_or_zero(top * inverse_tau), exps, weighted);
+  a.top = both;
+  a.m = m;
+  a.exps += exps;
+  a.weighted += weighted;
+}
+
+LATHE_INLINE void group_forward(const Problem& p, std::byte* workspace, int64_t token, int64_t group,
+                                float* logp, Partial* partials) {
+  const Range range = group_range(p.vocab, group);
+  const int64_t tokens = min_of(kHeadTileTokens, p.tokens - token);
+  for (int64_t i = 0; i < tokens; ++i) {
+    partials[(token + i) * kHeadGroups + group] = {-__builtin_inff(), 0, 0, 0};
+  }
+  for (int64_t word = range.begin; word < range.end; word += kHeadTileVocab) {
+    const Tile tile = tile_at(p, workspace, token, word, range.end);
+    make_logits(p, workspace, tile);
+    for (int64_t i = 0; i < tile.tokens; ++i) {
+      const float* const x = tile.logits + i * tile.words;
+      const int64_t t = token + i;
+      const float inverse_tau = 1.0F / p.temperature[t];
+      const RowMaximum top = maximum(x, tile.words);
+      const RowSums sums = part_sums(x, tile.words, inverse_tau, finite_or_zero(top.value * inverse_tau));
+      Partial& partial = partials[t * kHeadGroups + group];
+      Running running{partial.top, finite_or_zero(partial.top * inverse_tau),
+                      static_cast<double>(partial.exps), static_cast<double>(partial.weighted)};
+      merge(running, top.value, sums.exps, sums.weighted, inverse_tau);
+      partial = {running.top, static_cast<float>(running.exps), static_cast<float>(running.weighted),
+                 top.finite ? partial.zero_or_nan : __builtin_nanf("")};
+      const int64_t target = p.targets[t] - tile.word;
+      if (target >= 0 && target < tile.words) logp[t] = x[target];  // the logit, until the sums are there
+    }
+  }
+}
+
+LATHE_INLINE void finish_token(const Partial* groups, float tau, float* logp, float* entropy, float* stats) {
+  const float inverse_tau = 1.0F / tau;
+  Running all;
+  float zero_or_nan = 0;
+  for (int64_t g = 0; g < kHeadGroups; ++g) {
+    merge(all, groups[g].top, static_cast<double>(groups[g].exps), static_cast<double>(groups[g].weighted),
+          inverse_tau);
+    zero_or_nan += groups[g].zero_or_nan;
+  }
+  const double log_sum = __builtin_log(all.exps);
+  const double ent = log_sum - all.weighted / all.exps;
+  *logp = static_cast<float>(static_cast<double>(__builtin_fmaf(*logp, inverse_tau, -all.m)) - log_sum);
+  *entropy = zero_or_nan == 0.0F ? static_cast<float>(ent < 0 ? 0 : ent) : __builtin_nanf("");
+  stats[0] = all.m;
+  stats[1] = static_cast<float>(all.exps);
+}
+
+LATHE_INLINE Problem problem_of(const FusedLogProbParams& params, ConstView hidden, ConstView table,
+                                ConstView targets, ConstView temperature, View kept) {
+  Problem p;
+  p.tokens = hidden.dim(0);
+  p.dim = hidden.dim(1);
+  p.vocab = table.dim(0);
+  check_shape("fused_log_prob", "table", table, {p.vocab, p.dim});
+  check_shape("fused_log_prob", "targets", targets, {p.tokens});
+  check_shape("fused_log_prob", "temperature", temperature, {p.tokens});
+  LATHE_CHECK(table.dtype == DType::kF32 || table.dtype == DType::kBF16, "table of {}",
+              dtype_name(table.dtype));
+  p.hidden = elements<float>(hidden);
+  p.table = {table.data, table.dtype == DType::kBF16, p.dim, false};
+  p.targets = elements<int32_t>(targets);
+  p.temperature = elements<float>(temperature);
+  p.math = tile_math(params.compute);
+  p.kept = optional_elements<float>(kept);
+  for (int64_t t = 0; t < p.tokens; ++t) {
+    LATHE_CHECK(p.targets[t] >= 0 && p.targets[t] < p.vocab, "target {} of {}", p.targets[t], p.vocab);
+  }
+  return p;
+}
+
+void fused_log_prob_forward(Queue& queue, const FusedLogProbParams& params, ConstView hidden, ConstView table,
+                            ConstView targets, ConstView temperature, View logp, View entropy, View stats,
+                            View kept, View scratch) {
+  const Problem p = problem_of(params, hidden, table, targets, temperature, kept);
+  check_shape("fused_log_prob", "logp", logp, {p.tokens});
+  check_shape("fused_log_prob", "entropy", entropy, {p.tokens});
+  check_shape("fused_log_prob", "stats", stats, {p.tokens, 2});
+  LATHE_CHECK(scratch.size() >= fused_log_prob_scratch(p.tokens, p.dim), "scratch of {}", scratch.size());
+  auto* const partials = reinterpret_cast<Partial*>(elements<float>(scratch));
+  float* const lp = elements<float>(logp);
+  float* const h = elements<float>(entropy);
+  float* const saved = elements<float>(stats);
+  parallel_for(queue, p.blocks() * kHeadGroups, [&](int64_t index, int thread) {
+    group_forward(p, queue.thread_workspace(thread), index / kHeadGroups * kHeadTileTokens,
+                  index % kHeadGroups, lp, partials);
+  });
+  for_blocks(queue, p.tokens, 256, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      finish_token(partials + t * kHeadGroups, p.temperature[t], lp + t, h + t, saved + 2 * t);
+    }
+  });
+}
+
+struct Cotangents {
+  const float* logp = nullptr;
+  const float* entropy = nullptr;  // or absent
+  const float* entropy_value = nullptr;
+  const float* stats = nullptr;
+};
+
+LATHE_INLINE void make_cotangents(const Problem& p, const Cotangents& c, const Tile& tile) {
+  for (int64_t i = 0; i < tile.tokens; ++i) {
+    const int64_t t = tile.token + i;
+    float* const x = tile.logits + i * tile.words;
+    const float inverse_tau = 1.0F / p.temperature[t];
+    const RowCotangent row{.inverse_tau = inverse_tau,
+                           .m = c.stats[2 * t],
+                           .sum = c.stats[2 * t + 1],
+                           .g = c.logp[t] * inverse_tau,
+                           .e = c.entropy == nullptr ? 0.0F : c.entropy[t] * inverse_tau,
+                           .entropy = c.entropy == nullptr ? 0.0F : c.entropy_value[t]};
+    cotangent(row, x, tile.words, x);
+    const int64_t target = p.targets[t] - tile.word;
+    const bool counts = row.g != 0.0F || row.e != 0.0F;
+    if (counts && target >= 0 && target < tile.words) x[target] += row.g;
+  }
+}
+
+// Both products of a group for one block of tokens: rows of dtable that no other group touches, and the group's own part of
+// dhidden.
+LATHE_INLINE void group_backward(const Problem& p, const Cotangents& c, std::byte* workspace, int64_t token,
+                                 int64_t group, float* dtable, bool accumulate, float* part) {
+  const Range range = group_range(p.vocab, group);
+  const int64_t tokens = min_of(kHeadTileTokens, p.tokens - token);
+  if (range.begin == range.end) {
+    for (int64_t i = 0; i < tokens * p.dim; ++i) part[i] = 0.0F;
+  }
+  for (int64_t word = range.begin; word < range.end; word += kHeadTileVocab) {
+    const Tile tile = tile_at(p, workspace, token, word, range.end);
+    if (p.kept == nullptr) make_logits(p, workspace, tile);
+    make_cotangents(p, c, tile);
+    for (int64_t column = 0; column < p.dim; column += kProductColumns) {
+      const int64_t columns = min_of(kProductColumns, p.dim - column);
+      multiply_tile(workspace, p.math, tile.tokens, columns, tile.words,
+                    f32_operand(tile.logits, tile.words, false), p.table.from(tile.word, column),
+                    word > range.begin, part + column, p.dim);
+      if (dtable == nullptr) continue;
+      multiply_tile(workspace, p.math, tile.words, columns, tile.tokens,
+                    f32_operand(tile.logits, tile.words, true),
+                    f32_operand(p.hidden + token * p.dim + column, p.dim, false), accumulate,
+                    dtable + tile.word * p.dim + column, p.dim);
+    }
+  }
+}
+
+void fused_log_prob_backward(Queue& queue, const FusedLogProbParams& params, ConstView dlogp,
+                             ConstView dentropy, ConstView hidden, ConstView table, ConstView targets,
+                             ConstView temperature, ConstView entropy, ConstView stats, View kept,
+                             View dhidden, View dtable, View scratch) {
+  const Problem p = problem_of(params, hidden, table, targets, temperature, kept);
+  check_shape("fused_log_prob", "dlogp", dlogp, {p.tokens});
+  check_shape("fused_log_prob", "dhidden", dhidden, hidden.shape);
+  LATHE_CHECK(scratch.size() >= fused_log_prob_scratch(p.tokens, p.dim), "scratch of {}", scratch.size());
+  Cotangents c;
+  c.logp = elements<float>(dlogp);
+  c.entropy = optional_elements<float>(dentropy);
+  c.entropy_value = c.entropy == nullptr ? nullptr : elements<float>(entropy);
+  c.stats = elements<float>(stats);
+  float* const dh = elements<float>(dhidden);
+  float* const dw = optional_elements<float>(dtable);
+  float* const parts = elements<float>(scratch);
+  if (dw != nullptr && !params.accumulate && p.tokens == 0) {
+    for_blocks(queue, p.vocab * p.dim, kElementBlock, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) dw[i] = 0.0F;
+    });
+  }
+  for (int64_t token = 0; token < p.tokens; token += kHeadTileTokens) {
+    const int64_t tokens = min_of(kHeadTileTokens, p.tokens - token);
+    const int64_t stride = tokens * p.dim;
+    const bool accumulate = params.accumulate || token > 0;
+    parallel_for(queue, kHeadGroups, [&](int64_t group, int thread) {
+      group_backward(p, c, queue.thread_workspace(thread), token, group, dw, accumulate,
+                     parts + group * stride);
+    });
+    float* const out = dh + token * p.dim;
+    for_blocks(queue, stride, kElementBlock, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) out[i] = parts[i];
+      for (int64_t g = 1; g < kHeadGroups; ++g) {
+        const float* const from = parts + g * stride;
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) out[i] += from[i];
+      }
+    });
+  }
+}
+
+}  // namespace
+
+void register_fused_log_prob(KernelTable& table) {
+  table.fused_log_prob_forward = fused_log_prob_forward;
+  table.fused_log_prob_backward = fused_log_prob_backward;
+}
+
+}  // namespace lathe::LATHE_ISA_NAMESPACE
