@@ -145,10 +145,11 @@ void Engine::save_state(const HfFolder& source, const std::string& to, bool in_s
   }
   write_safetensors(trainer_file(to, kOptimizerName), state, {{"format", "lathe"}});
   if (!in_step) return;
-  const std::array<double, 4> sums{loss_sum_, denominator_sum_, accumulated_.flops, accumulated_.fwd_bwd_s};
+  const std::array<double, 5> sums{loss_sum_, denominator_sum_, accumulated_.flops, accumulated_.fwd_bwd_s,
+                                   static_cast<double>(accumulated_.head_restarts)};
   std::vector<int64_t> counts;
   for (const ExpertCounts& layer : expert_counts_) counts.insert(counts.end(), layer.begin(), layer.end());
-  step.push_back(host_tensor(kSums, "F64", {4}, sums.data(), sizeof sums));
+  step.push_back(host_tensor(kSums, "F64", {static_cast<int64_t>(sums.size())}, sums.data(), sizeof sums));
   const auto stats = std::bit_cast<StatsDoubles>(accumulated_.stats);
   step.push_back(
       host_tensor(kStats, "F64", {static_cast<int64_t>(stats.size())}, stats.data(), sizeof stats));
@@ -200,11 +201,12 @@ void Engine::restore_gradients(const std::string& path) {
     file.read(name, parameter.gradient, *device_.memory);
     store_->set_gradient_written(i);
   }
-  const auto sums = file.read_host<double>(kSums, "F64", {4});
+  const auto sums = file.read_host<double>(kSums, "F64", {5});
   loss_sum_ = sums[0];
   denominator_sum_ = sums[1];
   accumulated_.flops = sums[2];
   accumulated_.fwd_bwd_s = sums[3];
+  accumulated_.head_restarts = static_cast<int64_t>(sums[4]);
   StatsDoubles stats;
   const auto read = file.read_host<double>(kStats, "F64", {static_cast<int64_t>(stats.size())});
   std::copy(read.begin(), read.end(), stats.begin());
