@@ -49,18 +49,19 @@ TEST_F(NonFinite, OrTheRunEndsWithTheStepsBeforeSaved) {
   const size_t at = done.err.find("error: step 2: loss ");
   ASSERT_NE(at, std::string::npos) << done.err;
   const std::string error = done.err.substr(at);
-  EXPECT_NE(
-      error.find(
-          "are not both finite; first tensor with such a gradient: model.embed_tokens.weight; "
-          "optimizer.skip_nonfinite is false; the weights before it are saved\nhint: look at that step's "
-          "data; "),
-      std::string::npos)
+  EXPECT_NE(error.find("are not both finite; first tensor with such a gradient: model.embed_tokens.weight; "
+                       "optimizer.skip_nonfinite is false; the weights before it are saved, and the same "
+                       "command goes on after it\nhint: look at that step's "
+                       "data; "),
+            std::string::npos)
       << error;
   EXPECT_EQ(metrics("run").size(), 2U);
   ASSERT_EQ(train_steps("1", "straight", "true").code, 0);
   const std::string weights = bytes("straight/checkpoints/step_000001/model.safetensors");
   EXPECT_FALSE(weights.empty());
   EXPECT_TRUE(bytes("run/checkpoints/step_000002/model.safetensors") == weights);
+  EXPECT_EQ(train_steps("3", "run", "false").code, 0);
+  EXPECT_EQ(metrics("run").size(), 3U);
 }
 
 TEST_F(NonFinite, WeightsThatAreNotFiniteAreNeverSaved) {

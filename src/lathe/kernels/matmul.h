@@ -18,9 +18,4 @@ struct MatmulParams {
 };
 using Matmul = void(Queue& queue, const MatmulParams& params, ConstView a, ConstView b, View c);
 
-// Multiply-adds count as two.
-[[nodiscard]] inline int64_t matmul_flops(int64_t m, int64_t n, int64_t k) {
-  return 2 * m * n * k;
-}
-
 }  // namespace lathe

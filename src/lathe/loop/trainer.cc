@@ -161,7 +161,7 @@ void Trainer::report_pending() {
 }
 
 void Trainer::end_at_nonfinite(const StepResult& result) {
-  std::string saved = "the weights before it are saved";
+  std::string saved = "the weights before it are saved, and the same command goes on after it";
   try {
     start_save();
     finish_save();
