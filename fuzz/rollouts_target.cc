@@ -64,11 +64,10 @@ void fuzz_rollouts(std::string_view bytes) {
   const auto read = [&](const RolloutOptions& options) {
     return accepts(ErrorKind::kData, [&] { file = read_rollouts(path, options); });
   };
-  if (read({.vocab_size = 0,
-            .skip_bad_lines = true,
-            .reward_weights = {},
-            .need_reward = false,
-            .keep_text = true})) {
+  RolloutOptions scoring;
+  scoring.skip_bad_lines = true;
+  scoring.keep_text = true;
+  if (read(scoring)) {
     for (const Trajectory& t : file.trajectories) check_trajectory(t, 0);
     for (size_t i = 0; i < std::min<size_t>(file.lines.size(), 8); ++i) {
       const KeptLine& line = file.lines[i];
@@ -77,11 +76,11 @@ void fuzz_rollouts(std::string_view bytes) {
     }
   }
   constexpr int64_t kVocabulary = 100;
-  if (read({.vocab_size = kVocabulary,
-            .skip_bad_lines = false,
-            .reward_weights = {{"a", 1e300}, {"b", -2}},
-            .need_reward = true,
-            .keep_text = false})) {
+  RolloutOptions training;
+  training.vocab_size = kVocabulary;
+  training.reward_weights = {{"a", 1e300}, {"b", -2}};
+  training.need_reward = true;
+  if (read(training)) {
     for (const Trajectory& t : file.trajectories) check_trajectory(t, kVocabulary);
     train_on(file.trajectories);
   }

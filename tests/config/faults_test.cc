@@ -91,7 +91,12 @@ TEST_F(Faults, FilesThatAreNoRunFiles) {
       problems(file("- a\n- b\n")),
       "run.yaml: is a list, expected sections of keys / see examples/ for run files, and docs/config.md");
   EXPECT_EQ(problems(file("a: 1\n---\nb: 1\n")),
-            "run.yaml: holds 2 YAML documents, expected one / remove the '---' lines between them");
+            "run.yaml: holds more than one YAML document, expected one / remove the '---' lines between "
+            "them, or a closing "
+            "bracket too many");
+  // The library finds documents without end in these.
+  EXPECT_EQ(problems(file(",]")).substr(0, 49), "run.yaml: holds more than one YAML document, expe");
+  EXPECT_NE(problems_of("", {"run.seed=,]"}).find("holds more than one YAML document"), std::string::npos);
   const std::string broken = problems(file("model:\n  path: a\n bad: [1\n"));
   EXPECT_EQ(broken.rfind("run.yaml:", 0), 0U) << broken;
   EXPECT_NE(broken.find("not valid YAML"), std::string::npos) << broken;
@@ -186,8 +191,8 @@ TEST_F(Faults, WhatIsNotBuiltSaysSo) {
       problems_of("", {"head.mode=local"}),
       "--set: head.mode = local: not built in this version (built: auto, chunked, fused) / remove it, or "
       "leave it at auto");
-  for (const char* set : {"head.mode=local", "engine.boundary=staged", "moe.token_chunks=2",
-                          "moe.ragged_buffer_factor=2", "data.wait_s=5"}) {
+  for (const char* set :
+       {"head.mode=local", "engine.boundary=staged", "moe.token_chunks=2", "moe.ragged_buffer_factor=2"}) {
     const std::string text = problems_of("", {set});
     EXPECT_NE(text.find("not built in this version"), std::string::npos) << set << ": " << text;
   }

@@ -30,6 +30,10 @@ TEST(ProgressText, CountRateAndTimeLeft) {
             "training: 2/10 steps, 10.0 s each, eta 80 s");
   EXPECT_EQ(progress_text("reading a.jsonl", 4096, 0, "lines", 2, true),
             "reading a.jsonl: 4096 lines, 2048/s");
+  EXPECT_EQ(progress_text("loading weights", 35'000'000, 7'000'000'000, "numbers", 1, false),
+            "loading weights: 35.0M/7.0G numbers, 35.0M/s, eta 3 min");
+  EXPECT_EQ(progress_text("reading a.jsonl", 12345, 0, "lines", 1, false),
+            "reading a.jsonl: 12.3k lines, 12.3k/s");
   EXPECT_EQ(progress_text("saving", 0, 8, "tensors", 3, true), "saving [--------------------] 0/8 tensors");
   EXPECT_EQ(progress_text("saving", 8, 8, "tensors", 4, true),
             "saving [####################] 8/8 tensors, 2/s");

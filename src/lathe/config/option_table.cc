@@ -76,9 +76,10 @@ void add_data(std::vector<Option>* table) {
   rows.word("on_bad_line", &DataSection::on_bad_line, {"error", "skip"},
             "what a bad line of a rollout file does; skip: counted in data/bad_lines")
       .score = true;
-  rows.number("wait_s", &DataSection::wait_s, at_least(0),
-              "seconds to wait for the next step file of a growing folder")
-      .built = {"0"};
+  rows.number(
+      "wait_s", &DataSection::wait_s, at_least(0),
+      "seconds to wait for the next step file of a growing folder (docs/rollouts.md); 0: the files that are "
+      "there, repeated");
 }
 
 void add_grpo_loss(Rows<GrpoConfig>& rows) {

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <sstream>
 
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include "lathe/config/value.h"
@@ -79,15 +80,39 @@ class Converter {
   int nodes_ = 0;
 };
 
+// Takes a document and forgets it.
+class Ignored : public YAML::EventHandler {
+ public:
+  void OnDocumentStart(const YAML::Mark& /*mark*/) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& /*mark*/, YAML::anchor_t /*anchor*/) override {}
+  void OnAlias(const YAML::Mark& /*mark*/, YAML::anchor_t /*anchor*/) override {}
+  void OnScalar(const YAML::Mark& /*mark*/, const std::string& /*tag*/, YAML::anchor_t /*anchor*/,
+                const std::string& /*value*/) override {}
+  void OnSequenceStart(const YAML::Mark& /*mark*/, const std::string& /*tag*/, YAML::anchor_t /*anchor*/,
+                       YAML::EmitterStyle::value /*style*/) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark& /*mark*/, const std::string& /*tag*/, YAML::anchor_t /*anchor*/,
+                  YAML::EmitterStyle::value /*style*/) override {}
+  void OnMapEnd() override {}
+};
+
+// Never more than two documents are asked for: on some texts (a closing bracket too many) the library finds empty documents
+// without end, and its own LoadAll collects them.
+bool has_second_document(const std::string& text) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  Ignored ignored;
+  return parser.HandleNextDocument(ignored) && parser.HandleNextDocument(ignored);
+}
+
 ConfigValue parse(const std::string& text, const std::string& place, bool with_lines) {
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    if (documents.empty()) return {};
-    if (documents.size() > 1) {
-      config_error(place, fmt::format("holds {} YAML documents, expected one", documents.size()),
-                   "remove the '---' lines between them");
+    if (has_second_document(text)) {
+      config_error(place, "holds more than one YAML document, expected one",
+                   "remove the '---' lines between them, or a closing bracket too many");
     }
-    return Converter(place, with_lines).convert(documents.front());
+    return Converter(place, with_lines).convert(YAML::Load(text));
   } catch (const YAML::Exception& e) {
     const int line = with_lines && !e.mark.is_null() ? e.mark.line + 1 : 0;
     config_error(

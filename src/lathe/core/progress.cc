@@ -15,8 +15,16 @@ namespace {
 
 constexpr int64_t kBarCells = 20;
 
+// 950, 12.3k, 4.5M, 1.2G.
+std::string count_text(double count) {
+  if (count < 10000) return fmt::format("{:.0f}", count);
+  if (count < 999.95e3) return fmt::format("{:.1f}k", count / 1e3);
+  if (count < 999.95e6) return fmt::format("{:.1f}M", count / 1e6);
+  return fmt::format("{:.1f}G", count / 1e9);
+}
+
 std::string rate_text(double rate) {
-  if (rate >= 100) return fmt::format("{:.0f}/s", rate);
+  if (rate >= 99.5) return count_text(rate) + "/s";
   return rate >= 1 ? fmt::format("{:.2g}/s", rate) : fmt::format("{:.1f} s each", 1 / rate);
 }
 
@@ -40,7 +48,9 @@ std::string progress_text(const std::string& what, int64_t done, int64_t total, 
   } else {
     text += ":";
   }
-  text += total > 0 ? fmt::format(" {}/{} {}", done, total, unit) : fmt::format(" {} {}", done, unit);
+  text += " " + count_text(static_cast<double>(done));
+  if (total > 0) text += "/" + count_text(static_cast<double>(total));
+  text += " " + unit;
   if (done == 0 || seconds <= 0) return text;
   const double rate = static_cast<double>(done) / seconds;
   text += ", " + rate_text(rate);

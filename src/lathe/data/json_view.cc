@@ -25,6 +25,7 @@ class TreeBuilder {
 
   rapidjson::Value& root() { return open_.front(); }
 
+  // NOLINTBEGIN(readability-identifier-naming): the parser's names
   bool Null() { return push(rapidjson::Value()); }
   bool Bool(bool value) { return push(rapidjson::Value(value)); }
   // Events of numbers that RawNumber takes the place of.
@@ -64,6 +65,7 @@ class TreeBuilder {
     for (size_t i = first; i < open_.size(); ++i) array.PushBack(open_[i], allocator_);
     return close(first, std::move(array));
   }
+  // NOLINTEND(readability-identifier-naming)
 
  private:
   template <typename T>

@@ -36,7 +36,10 @@ Engine::Engine(Device& device, Communicator& communicator, const ModelConfig& co
 Engine::~Engine() = default;
 
 void Engine::load(const HfFolder& folder) {
-  thread_->run([&] { store_->load(folder); });
+  int64_t numbers = 0;
+  for (const Parameter& parameter : store_->parameters()) numbers += parameter.spec->shape.size();
+  const Activity activity = log_.activity("loading weights", numbers, "numbers");
+  thread_->run([&] { store_->load(folder, [&activity](int64_t more) { activity.advance(more); }); });
 }
 
 void Engine::upload_to(std::span<const double> values, View to) const {
@@ -239,10 +242,16 @@ void Engine::check_finite_weights() {
 }
 
 void Engine::export_to(const HfFolder& source, const std::string& to) const {
+  int64_t numbers = 0;
+  for (const Parameter& parameter : store_->parameters()) {
+    if (parameter.trains()) numbers += parameter.spec->shape.size();
+  }
+  const Activity activity = log_.activity("saving weights", numbers, "numbers");
   export_model(
       source, store_->layout(),
       [&](size_t parameter, int64_t first, std::span<float> out) {
         store_->read_value(parameter, first, out);
+        activity.advance(static_cast<int64_t>(out.size()));
       },
       [&](const std::string& tensor) { return store_->tensor_trains(tensor); }, to);
 }

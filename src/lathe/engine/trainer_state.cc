@@ -50,6 +50,28 @@ TensorToWrite host_tensor(const std::string& name, const std::string& dtype, std
           }};
 }
 
+int64_t bytes_of(const std::vector<TensorToWrite>& tensors) {
+  int64_t bytes = 0;
+  for (const TensorToWrite& tensor : tensors) {
+    int64_t size = safetensors_dtype_size(tensor.dtype);
+    for (const int64_t extent : tensor.shape) size *= extent;
+    bytes += size;
+  }
+  return bytes;
+}
+
+// Counts what is written of device tensors.
+void show_writing(std::vector<TensorToWrite>& tensors, const Activity& activity) {
+  for (TensorToWrite& tensor : tensors) {
+    if (!tensor.produce_part) continue;
+    tensor.produce_part = [produce = std::move(tensor.produce_part), &activity](uint64_t begin, std::byte* to,
+                                                                                uint64_t bytes) {
+      produce(begin, to, bytes);
+      activity.advance(static_cast<int64_t>(bytes));
+    };
+  }
+}
+
 // The tensors of one file of the trainer's state, read with checks.
 class StateFile {
  public:
@@ -143,6 +165,10 @@ void Engine::save_state(const HfFolder& source, const std::string& to, bool in_s
       step.push_back(device_tensor("gradient." + name, parameter.gradient, memory));
     }
   }
+  const Activity activity =
+      log_.activity("saving the optimizer's state", bytes_of(state) + bytes_of(step), "bytes");
+  show_writing(state, activity);
+  show_writing(step, activity);
   write_safetensors(trainer_file(to, kOptimizerName), state, {{"format", "lathe"}});
   if (!in_step) return;
   const std::array<double, 5> sums{loss_sum_, denominator_sum_, accumulated_.flops, accumulated_.fwd_bwd_s,

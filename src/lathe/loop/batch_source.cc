@@ -30,19 +30,26 @@ std::vector<std::vector<Trajectory>> split_by_groups(std::vector<Trajectory> tra
 }
 
 BatchSource::BatchSource(const std::string& pattern, int64_t trajectories_per_step,
-                         const RolloutOptions& options, Log& log)
-    : files_(rollout_files(pattern)),
-      trajectories_per_step_(trajectories_per_step),
-      options_(options),
-      log_(log) {}
+                         const RolloutOptions& options, double wait_s, Log& log)
+    : trajectories_per_step_(trajectories_per_step), options_(options), log_(log) {
+  if (wait_s > 0) {
+    growing_.emplace(pattern, wait_s, log);
+  } else {
+    files_ = rollout_files(pattern);
+  }
+}
+
+void BatchSource::set_used(const std::vector<std::string>& files) {
+  if (growing_) growing_->set_used(files);
+}
 
 void BatchSource::read_file() {
-  if (next_file_ == files_.size()) {
+  if (next_file_ == files().size()) {
     next_file_ = 0;
     ++epoch_;
     log_.info("all {} rollout files are used: epoch {} begins", files_.size(), epoch_ + 1);
   }
-  const std::string& path = files_[next_file_++];
+  const std::string path = files()[next_file_++];
   const Activity reading = log_.activity("reading " + path, 0, "lines");
   options_.on_line = [&reading] { reading.advance(); };
   RolloutFile file = read_rollouts(path, options_);
@@ -52,16 +59,23 @@ void BatchSource::read_file() {
   }
   BatchPosition position{.epoch = epoch_, .file = static_cast<int64_t>(next_file_) - 1, .batch = 0};
   for (auto& trajectories : split_by_groups(std::move(file.trajectories), trajectories_per_step_)) {
-    pending_.push_back({file.path, std::move(trajectories), std::exchange(file.bad_lines, 0), position});
+    pending_.push_back({.file = file.path,
+                        .trajectories = std::move(trajectories),
+                        .bad_lines = std::exchange(file.bad_lines, 0),
+                        .position = position});
     ++position.batch;
   }
   std::reverse(pending_.begin(), pending_.end());
 }
 
-StepBatch BatchSource::next() {
-  if (pending_.empty()) read_file();
+std::optional<StepBatch> BatchSource::next(const StopCheck& stop) {
+  if (pending_.empty()) {
+    if (growing_ && !growing_->wait(next_file_, stop, on_wait_)) return std::nullopt;
+    read_file();
+  }
   StepBatch batch = std::move(pending_.back());
   pending_.pop_back();
+  if (growing_) batch.waited_s = growing_->take_waited();
   return batch;
 }
 
@@ -73,11 +87,11 @@ BatchPosition BatchSource::position() const {
 void BatchSource::seek(const BatchPosition& position) {
   pending_.clear();
   epoch_ = position.epoch;
-  next_file_ = std::min(static_cast<size_t>(position.file), files_.size());
+  next_file_ = std::min(static_cast<size_t>(position.file), files().size());
   if (position.batch == 0) return;
-  if (next_file_ < files_.size()) read_file();
+  if (next_file_ < files().size()) read_file();
   if (static_cast<int64_t>(pending_.size()) <= position.batch) {
-    const std::string& file = files_[std::min(next_file_, files_.size()) - 1];
+    const std::string& file = files()[std::min(next_file_, files().size()) - 1];
     data_error(file,
                fmt::format("the run goes on with batch {} of this file, which has {}", position.batch + 1,
                            pending_.size()),

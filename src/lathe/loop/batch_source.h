@@ -1,14 +1,18 @@
 // The trajectories of each optimizer batch, from rollout files: one file a batch, or chunks of whole groups of
-// data.trajectories_per_step. After the last batch they repeat from the first.
+// data.trajectories_per_step. After the last batch they repeat from the first, or with data.wait_s the next file is waited
+// for.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "lathe/core/log.h"
 #include "lathe/data/rollouts.h"
+#include "lathe/loop/growing_files.h"
 
 namespace lathe {
 
@@ -26,27 +30,38 @@ struct StepBatch {
   std::vector<Trajectory> trajectories;
   int64_t bad_lines = 0;  // of the file, counted with its first batch
   BatchPosition position;
+  double waited_s = 0;  // for its file
 };
 
 class BatchSource {
  public:
-  // Data errors: no file, or a file without trajectories.
+  using StopCheck = std::function<bool()>;
+  // wait_s: data.wait_s; 0 = the files that are there now, repeated. Data errors: no file, or a file without trajectories.
   BatchSource(const std::string& pattern, int64_t trajectories_per_step, const RolloutOptions& options,
-              Log& log);
+              double wait_s, Log& log);
 
-  [[nodiscard]] StepBatch next();
+  // Nothing: stop() said so while a file was waited for. Retryable error: none came (growing_files.h).
+  [[nodiscard]] std::optional<StepBatch> next(const StopCheck& stop);
+  // What to do before a file is waited for.
+  void set_on_wait(std::function<void()> on_wait) { on_wait_ = std::move(on_wait); }
+  // A run goes on: these files were used. With data.wait_s they need not be there any more.
+  void set_used(const std::vector<std::string>& files);
   // The position of what next() gives.
   [[nodiscard]] BatchPosition position() const;
   // next() gives the batch at `position`. Data error: there is no such batch any more.
   void seek(const BatchPosition& position);
   // False when next() would begin again with the first file.
-  [[nodiscard]] bool has_next_of_epoch() const { return !pending_.empty() || next_file_ < files_.size(); }
-  [[nodiscard]] const std::vector<std::string>& files() const { return files_; }
+  [[nodiscard]] bool has_next_of_epoch() const { return !pending_.empty() || next_file_ < files().size(); }
+  [[nodiscard]] const std::vector<std::string>& files() const {
+    return growing_ ? growing_->files() : files_;
+  }
 
  private:
   void read_file();
 
-  std::vector<std::string> files_;
+  std::vector<std::string> files_;       // without data.wait_s
+  std::optional<GrowingFiles> growing_;  // with it
+  std::function<void()> on_wait_;
   int64_t trajectories_per_step_;
   RolloutOptions options_;
   Log& log_;

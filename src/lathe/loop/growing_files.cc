@@ -98,8 +98,9 @@ bool GrowingFiles::is_complete(const std::string& path, double now) {
   return unchanged >= poll_s_ && (path.ends_with(".gz") || ends_with_line_break(path));
 }
 
-bool GrowingFiles::wait(size_t used, const std::function<bool()>& stop) {
-  const double start = steady_seconds();
+bool GrowingFiles::wait(size_t used, const std::function<bool()>& stop,
+                        const std::function<void()>& on_wait) {
+  double start = steady_seconds();
   double now = start;
   last_change_ = start;
   std::optional<Activity> activity;
@@ -108,7 +109,11 @@ bool GrowingFiles::wait(size_t used, const std::function<bool()>& stop) {
     look(used);
     found = files_.size() > used && is_complete(files_[used], now);
     if (found || stop()) break;
-    if (!activity.has_value()) activity.emplace(log_.activity("waiting for " + next_name(used)));
+    if (!activity.has_value()) {
+      if (on_wait) on_wait();
+      activity.emplace(log_.activity("waiting for " + next_name(used)));
+      start = now = last_change_ = steady_seconds();
+    }
     if (now - last_change_ >= wait_s_) {
       waited_ += now - start;
       give_up(used);

@@ -27,7 +27,9 @@ class GrowingFiles {
 
   // Waits until the file after the first `used` ones is there and complete. False: stop() said so. Retryable error: for
   // wait_s seconds no new file has come and none has grown.
-  [[nodiscard]] bool wait(size_t used, const std::function<bool()>& stop);
+  // on_wait (may be empty) is called first if there is anything to wait for; its time does not count.
+  [[nodiscard]] bool wait(size_t used, const std::function<bool()>& stop,
+                          const std::function<void()>& on_wait = {});
   // Seconds spent in wait() since the last call.
   [[nodiscard]] double take_waited();
 

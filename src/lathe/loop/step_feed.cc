@@ -6,21 +6,24 @@
 
 namespace lathe {
 
-void StepFeed::read_ahead() {
-  if (has_data_) return;
+bool StepFeed::read_ahead(const StopCheck& stop) {
+  if (has_data_) return true;
   const double start = steady_seconds();
   position_ = source_.position();
   reading_ = true;  // stays when it fails: the next step is still to be made of that batch
-  StepBatch batch = source_.next();
-  position_ = batch.position;  // the same batch, after the beginning of an epoch
-  data_ = build_step_data(config_, batching_, std::move(batch));
+  std::optional<StepBatch> batch = source_.next(stop);
+  if (!batch.has_value()) return false;
+  position_ = batch->position;  // the same batch, after the beginning of an epoch
+  wait_s_ = batch->waited_s;
+  data_ = build_step_data(config_, batching_, std::move(*batch));
   count_ = static_cast<int64_t>(data_.micro_batches.size());
   has_data_ = true;
   reading_ = false;
   ready_ = false;
   scored_old_ = false;
   prepared_.clear();
-  data_s_ = steady_seconds() - start;
+  data_s_ = steady_seconds() - start - wait_s_;
+  return true;
 }
 
 void StepFeed::go_on(int64_t iteration, std::vector<std::vector<double>> old_logprobs) {
@@ -46,7 +49,7 @@ std::vector<std::vector<double>> StepFeed::old_logprobs() const {
 }
 
 bool StepFeed::begin_step(Engine& engine, Engine* reference, const StopCheck& stop) {
-  read_ahead();
+  if (!read_ahead(stop)) return false;
   if (ready_ || (!repeats() && reference == nullptr)) return true;
   // Log-probs are put into the host's micro-batches, so that leaving off half-way loses nothing but time.
   for (MicroBatch& host : data_.micro_batches) {
@@ -74,7 +77,8 @@ StepInfo StepFeed::end_step() {
   StepInfo info{.metrics = data_.metrics,
                 .trained_tokens = data_.trained_tokens,
                 .reward_mean = data_.reward_mean,
-                .data_s = std::exchange(data_s_, 0)};
+                .data_s = std::exchange(data_s_, 0),
+                .wait_s = std::exchange(wait_s_, 0)};
   if (++iteration_ < config_.grpo.num_iterations) return info;
   iteration_ = 0;
   has_data_ = false;

@@ -19,6 +19,7 @@ struct StepInfo {
   int64_t trained_tokens = 0;
   double reward_mean = 0;
   double data_s = 0;  // host seconds of reading and packing the step's batch; 0 when it was there already
+  double wait_s = 0;  // seconds for which its file was waited for
 };
 
 // Where a step is in the rollouts.
@@ -33,8 +34,10 @@ class StepFeed {
   StepFeed(const RunConfig& config, const MicroBatchOptions& batching, BatchSource& source)
       : config_(config), batching_(batching), source_(source) {}
 
-  // Reads and packs the batch of the next step unless it is there; data errors.
-  void read_ahead();
+  // Called between micro-batches and while a file is waited for; true: leave off.
+  using StopCheck = std::function<bool()>;
+  // Reads and packs the batch of the next step unless it is there; data errors. False: left off waiting for its file.
+  [[nodiscard]] bool read_ahead(const StopCheck& stop);
   [[nodiscard]] const StepData& ahead() const { return data_; }
 
   // The next step is the `iteration`th of its batch; old log-probs that were computed at the batch's start and cannot be
@@ -43,8 +46,6 @@ class StepFeed {
   // What go_on needs again: per micro-batch, empty when the next step is a batch's first.
   [[nodiscard]] std::vector<std::vector<double>> old_logprobs() const;
 
-  // Called between micro-batches; true: leave off.
-  using StopCheck = std::function<bool()>;
   // Makes the step's micro-batches ready, with the log-probs that a setting needs and the file does not have: the
   // reference's (`reference` may be null), and with several iterations those of the policy at the batch's start. False:
   // left off half-way, nothing has been done.
@@ -73,6 +74,7 @@ class StepFeed {
   int64_t count_ = 0;
   int64_t iteration_ = 0;
   double data_s_ = 0;
+  double wait_s_ = 0;
 };
 
 }  // namespace lathe

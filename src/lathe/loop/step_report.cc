@@ -1,5 +1,6 @@
 #include "lathe/loop/step_report.h"
 
+#include <numeric>
 #include <utility>
 
 #include "lathe/core/cpu.h"
@@ -21,6 +22,7 @@ std::vector<Metric> StepReporter::step_metrics(const StepResult& result, const S
           {"time/fwd_bwd_s", result.fwd_bwd_s},
           {"time/update_s", result.update_s},
           {"time/data_s", info.data_s},
+          {"time/wait_s", info.wait_s},
           {"time/save_wait_s", result.save_wait_s},
           {"time/idle_s", result.idle_s},
           {"perf/tokens_per_s", static_cast<double>(info.trained_tokens) / device_s},
@@ -29,26 +31,58 @@ std::vector<Metric> StepReporter::step_metrics(const StepResult& result, const S
           {"perf/peak_rss_bytes", static_cast<double>(peak_resident_bytes())}};
 }
 
+RollingStats StepReporter::rolling() const {
+  RollingStats rolling = outliers_.windows();
+  rolling.merge(hints_.said());
+  return rolling;
+}
+
+void StepReporter::restore(const RollingStats& rolling) {
+  outliers_.restore(rolling);
+  hints_.restore(rolling);
+}
+
+// " | eta 3 min", or nothing after the last step.
+std::string StepReporter::time_left(int64_t step, double step_s) {
+  constexpr size_t kSteps = 16;
+  step_seconds_.push_back(step_s);
+  if (step_seconds_.size() > kSteps) step_seconds_.pop_front();
+  const int64_t left = config_.run.steps - step;
+  if (left <= 0) return "";
+  const double mean = std::accumulate(step_seconds_.begin(), step_seconds_.end(), 0.0) /
+                      static_cast<double>(step_seconds_.size());
+  return " | eta " + duration_text(static_cast<double>(left) * mean);
+}
+
 void StepReporter::report(const StepResult& result, StepInfo info, const Notes& notes) {
   const double now = steady_seconds();
-  const std::vector<Metric> rest = step_metrics(result, info, now - std::exchange(last_report_, now));
+  const double step_s = now - std::exchange(last_report_, now);
+  const std::vector<Metric> rest = step_metrics(result, info, step_s);
   std::vector<Metric> metrics = std::move(info.metrics);
   const auto loss = loss_metrics(config_.grpo, result.stats, result.denominator);
   metrics.insert(metrics.end(), loss.begin(), loss.end());
   metrics.insert(metrics.end(), rest.begin(), rest.end());
   folder_.write_metrics(result.step, metrics, notes);
+  write_log(result, info, loss, step_s);
+  for (const Hint& hint : hints_.check(result.step, metrics)) {
+    hint.warning ? log_.write_warning(hint.text) : log_.write_info(hint.text);
+  }
+  for (const std::string& line : outliers_.check(result.step, metrics)) log_.write_warning(line);
+}
 
+void StepReporter::write_log(const StepResult& result, const StepInfo& info,
+                             const std::map<std::string, double>& loss, double step_s) {
   const auto value = [&loss](const char* name) {
     const auto found = loss.find(name);
     return found == loss.end() ? 0.0 : found->second;
   };
   log_.info(
       "step {}/{} | reward {:.3f} | loss {:.4g} | kl {:.2g} | clip {:.1f}% | grad {:.3g} | {:.0f} tok/s | "
-      "{:.2f} GiB",
+      "{:.2f} GiB{}",
       result.step, config_.run.steps, info.reward_mean, value("policy/loss"), value("policy/approx_kl"),
       100 * value("policy/clip_frac"), result.update.grad_norm,
       static_cast<double>(info.trained_tokens) / (result.fwd_bwd_s + result.update_s),
-      static_cast<double>(device_.memory->peak().total()) / (1 << 30));
+      static_cast<double>(device_.memory->peak().total()) / (1 << 30), time_left(result.step, step_s));
   if (const int64_t planned = std::exchange(planned_memory_, 0); planned > 0) {
     log_.info("memory at the peak of the first step: {}, planned {}; the process holds {}",
               bytes_text(device_.memory->peak().total()), bytes_text(planned),

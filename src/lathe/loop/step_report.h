@@ -1,14 +1,19 @@
 // What is said of a finished step: one line of metrics.jsonl, one of the log.
 #pragma once
 
+#include <deque>
+#include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "lathe/core/log.h"
 #include "lathe/engine/engine.h"
+#include "lathe/loop/outliers.h"
 #include "lathe/loop/run_folder.h"
 #include "lathe/loop/setup.h"
 #include "lathe/loop/step_feed.h"
+#include "lathe/loop/step_hints.h"
 #include "lathe/loop/train_state.h"
 
 namespace lathe {
@@ -19,8 +24,8 @@ class StepReporter {
       : config_(config), device_(device), folder_(folder), log_(log), last_report_(steady_seconds()) {}
 
   // Statistics over many steps: they go into every checkpoint and come back when the run goes on.
-  [[nodiscard]] RollingStats rolling() const { return rolling_; }
-  void restore(RollingStats rolling) { rolling_ = std::move(rolling); }
+  [[nodiscard]] RollingStats rolling() const;
+  void restore(const RollingStats& rolling);
 
   void set_startup_seconds(double seconds) { startup_s_ = seconds; }
   // What the rehearsal of a step said; compared with what the first step really took.
@@ -29,6 +34,9 @@ class StepReporter {
   void report(const StepResult& result, StepInfo info, const Notes& notes);
 
  private:
+  void write_log(const StepResult& result, const StepInfo& info, const std::map<std::string, double>& loss,
+                 double step_s);
+  [[nodiscard]] std::string time_left(int64_t step, double step_s);
   [[nodiscard]] std::vector<Metric> step_metrics(const StepResult& result, const StepInfo& info,
                                                  double step_s) const;
 
@@ -36,7 +44,9 @@ class StepReporter {
   const Device& device_;
   RunFolder& folder_;
   Log& log_;
-  RollingStats rolling_;
+  OutlierWatch outliers_;
+  StepHints hints_;
+  std::deque<double> step_seconds_;  // of the last steps of this process, for the time left
   double startup_s_ = 0;
   int64_t planned_memory_ = 0;
   double last_report_;

@@ -38,13 +38,16 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
     : config_(config),
       options_(options),
       log_(log),
-      print_(print),
+      print_([&log, print](const std::string& line) {
+        log.hide_bar();
+        print(line);
+      }),
       folder_(run_folder(config, options, log)),
       resume_(resume_point(config, options, log)),
       device_options_(device_options(config, &notes_)),
       model_(open_model(config.model.path, log)),
       source_(config.data.rollouts, config.data.trajectories_per_step, rollout_options(config, model_.config),
-              log),
+              options.dry_run ? 0 : config.data.wait_s, log),
       batching_(micro_batch_options(config, model_.config)),
       device_(device_options_),
       feed_(config, batching_, source_),
@@ -55,7 +58,9 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
   if (resume_.has_value()) check_resume_point();
   if (is_finished()) return;
   check_memory(config, model_.config, config.data.row_length, /*trains=*/true, available_memory_bytes());
-  feed_.read_ahead();
+  source_.set_on_wait([this] { before_wait(); });
+  // Before the first step a signal ends the process: nothing has to be left off here.
+  static_cast<void>(feed_.read_ahead([] { return false; }));
   if (resume_.has_value()) {
     std::vector<std::vector<double>> old_logprobs;
     with_checkpoint_remedy(*resume_, [&] { old_logprobs = read_old_logprobs(resume_->path); });
@@ -74,6 +79,7 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
 
 void Trainer::check_resume_point() {
   check_same_base(*resume_, base_);
+  source_.set_used(resume_->state.files);
   check_same_files(*resume_, source_.files());
   source_.seek(resume_->state.position.batch);
   const StopPoint here{.step = resume_->name.step, .micro_batches = resume_->name.micro_batches};
@@ -129,6 +135,8 @@ bool Trainer::submit_step() {
   if (!feed_.begin_step(*engine_, reference_.get(), [this] { return stop_wanted(); })) return false;
   for (; micro_batches_ < feed_.micro_batches(); ++micro_batches_) {
     if (stop_wanted()) return false;
+    training_->set_what(fmt::format("training, step {}, micro-batch {}/{}", engine_->step() + 1,
+                                    micro_batches_ + 1, feed_.micro_batches()));
     engine_->fwd_bwd(feed_.micro_batch(*engine_, micro_batches_));
   }
   if (at_stop_point(micro_batches_) && stop_wanted()) return false;
@@ -157,6 +165,7 @@ void Trainer::report_pending() {
   pending_.reset();
   const StepResult result = engine_->result_of(submitted.result);
   reporter_->report(result, std::move(submitted.info), notes_);
+  training_->advance();
   if (result.update.stops_run) end_at_nonfinite(result);
 }
 
@@ -176,14 +185,25 @@ void Trainer::end_at_nonfinite(const StepResult& result) {
 
 void Trainer::read_ahead() {
   try {
-    feed_.read_ahead();
-  } catch (const Error& bad_data) {
-    log_.warning("the next batch cannot be used, the steps before it are saved: {}", bad_data.what());
+    // Left off: stop_wanted() says so again, at the beginning of the next step.
+    static_cast<void>(feed_.read_ahead([this] { return stop_wanted(); }));
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kData && error.kind() != ErrorKind::kRetryable) throw;
+    log_.warning(
+        "{}, the steps before it are saved: {}",
+        error.kind() == ErrorKind::kData ? "the next batch cannot be used" : "the next batch is not there",
+        error.what());
     report_pending();
     start_save();
     finish_save();
     throw;
   }
+}
+
+void Trainer::before_wait() {
+  if (!training_.has_value()) return;  // for the first file
+  report_pending();
+  save_if_due();
 }
 
 void Trainer::open_folder() {
@@ -204,13 +224,9 @@ void Trainer::open_folder() {
 void Trainer::run_steps() {
   while (engine_->step() < config_.run.steps) {
     if (stop_wanted() || !submit_step()) return;
-    const int64_t step = engine_->step();
-    if (step == config_.run.steps) return;
+    if (engine_->step() == config_.run.steps) return;
     read_ahead();
-    if (config_.run.save_every > 0 && step % config_.run.save_every == 0) {
-      report_pending();
-      start_save();
-    }
+    save_if_due();
   }
 }
 
@@ -229,6 +245,7 @@ int Trainer::run() {
   reporter_->set_planned_memory(rehearse_largest(*engine_, feed_.ahead().micro_batches).use.total());
   reporter_->set_startup_seconds(steady_seconds() - options_.process_start_s);
   if (options_.started) options_.started();
+  training_.emplace(log_.activity("training", config_.run.steps - engine_->step(), "steps"));
   run_steps();
   report_pending();
   if (engine_->step() < config_.run.steps) return stop();

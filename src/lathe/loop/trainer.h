@@ -41,6 +41,7 @@ class Trainer {
   [[nodiscard]] bool submit_step();
   // Reads the next batch while the device works. A bad file must not cost the steps before it: they are saved first.
   void read_ahead();
+  void before_wait();  // for a rollout file: whoever writes it may wait for this run's weights
   void report_pending();
   // Between micro-batches and between steps: whether to stop here. Throws what a save beside the steps threw.
   [[nodiscard]] bool stop_wanted();
@@ -51,6 +52,7 @@ class Trainer {
   // Saving (trainer_save.cc).
   [[nodiscard]] TrainState current_state();
   [[nodiscard]] uint64_t checkpoint_bytes(bool in_step) const;
+  void save_if_due();
   void start_save();   // of the steps and micro-batches that are queued; beside the steps that follow
   void finish_save();  // waits for it; throws what it threw
 
@@ -81,6 +83,7 @@ class Trainer {
   bool saving_ = false;                   // begun, and nobody has heard of its end
   BaseModel base_;
   bool gradients_written_ = false;
+  std::optional<Activity> training_;
 };
 
 }  // namespace lathe

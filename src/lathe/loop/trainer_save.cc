@@ -38,6 +38,12 @@ uint64_t Trainer::checkpoint_bytes(bool in_step) const {
   return exported_bytes(*model_.folder) + engine_->state_bytes(*model_.folder, in_step) + kSmallFiles;
 }
 
+void Trainer::save_if_due() {
+  if (config_.run.save_every == 0 || engine_->step() % config_.run.save_every != 0) return;
+  report_pending();
+  start_save();
+}
+
 void Trainer::start_save() {
   const CheckpointName name{.step = engine_->step(), .micro_batches = micro_batches_};
   if (saved_ == name) return;

@@ -128,12 +128,13 @@ ParameterStore::ParameterStore(Device& device, Communicator& communicator, const
   written_.assign(parameters_.size(), false);
 }
 
-void ParameterStore::load(const HfFolder& folder) {
+void ParameterStore::load(const HfFolder& folder, const std::function<void(int64_t)>& on_numbers) {
   std::vector<float> host;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     host.resize(static_cast<size_t>(parameters_[i].spec->shape.size()));
     read_parameter(folder, *parameters_[i].spec, host);
     write_value(i, host);
+    if (on_numbers) on_numbers(parameters_[i].spec->shape.size());
   }
 }
 

@@ -68,7 +68,8 @@ class ParameterStore {
   ParameterStore(Device& device, Communicator& communicator, const ParameterLayout& layout,
                  const ParameterStoreOptions& options);
 
-  void load(const HfFolder& folder);  // model errors name the tensor
+  // Model errors name the tensor. on_numbers: called with how many more numbers are there, for a display; may be empty.
+  void load(const HfFolder& folder, const std::function<void(int64_t)>& on_numbers = {});
 
   [[nodiscard]] GatheredWeights gather(int unit, Phase phase);
 
