@@ -73,12 +73,12 @@ PartSpec attention_part(const AttentionSizes& s) {
   const double pairs = static_cast<double>(s.tokens) * (length + 1) / 2;
   spec.flops = 12 * pairs * static_cast<double>(s.heads * s.head_dim);
   const int64_t n = (s.tokens + s.segments - 1) / s.segments;
-  spec.products = {{.trans_b = true, .m = n, .n = n, .k = s.head_dim},   // scores
-                   {.m = n, .n = s.head_dim, .k = n},                    // values
-                   {.trans_b = true, .m = n, .n = n, .k = s.head_dim},   // dP
-                   {.trans_a = true, .m = n, .n = s.head_dim, .k = n},   // dV
-                   {.m = n, .n = s.head_dim, .k = n},                    // dQ
-                   {.trans_a = true, .m = n, .n = s.head_dim, .k = n}};  // dK
+  spec.products = {{{.trans_b = true, .m = n, .n = n, .k = s.head_dim},    // scores
+                    {.m = n, .n = s.head_dim, .k = n},                     // values
+                    {.trans_b = true, .m = n, .n = n, .k = s.head_dim},    // dP
+                    {.trans_a = true, .m = n, .n = s.head_dim, .k = n},    // dV
+                    {.m = n, .n = s.head_dim, .k = n},                     // dQ
+                    {.trans_a = true, .m = n, .n = s.head_dim, .k = n}}};  // dK
   return spec;
 }
 

@@ -78,7 +78,7 @@ PartSpec delta_rule_part(const DeltaRuleSizes& s) {
   // The token recurrence: S^T k, k e^T, S^T q, backward twice that; what the chunked form adds is not counted. The yardstick
   // is nine products of all tokens with a state, for as many heads.
   spec.flops = 18.0 * static_cast<double>(s.tokens * s.value_heads * s.key_dim * s.value_dim);
-  spec.products.assign(9, {.m = s.tokens, .n = s.value_dim, .k = s.key_dim});
+  spec.products = {std::vector<LibraryGemm::Problem>(9, {.m = s.tokens, .n = s.value_dim, .k = s.key_dim})};
   return spec;
 }
 

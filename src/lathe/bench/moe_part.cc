@@ -114,13 +114,14 @@ PartSpec moe_part(const MoeSizes& s, DType dtype) {
   spec.flops = 6 * static_cast<double>(s.tokens) * dim * (3 * active + static_cast<double>(s.experts));
   // Three products (forward, input gradient, weight gradient) of gate and up, and of down, for every expert with its even
   // share of the rows, and for the shared expert with all of them.
-  const auto add = [&spec, &s](int64_t rows, int64_t width) {
-    spec.products.push_back({.trans_b = true, .m = rows, .n = 2 * width, .k = s.dim});
-    spec.products.push_back({.m = rows, .n = s.dim, .k = 2 * width});
-    spec.products.push_back({.trans_a = true, .m = 2 * width, .n = s.dim, .k = rows});
-    spec.products.push_back({.trans_b = true, .m = rows, .n = s.dim, .k = width});
-    spec.products.push_back({.m = rows, .n = width, .k = s.dim});
-    spec.products.push_back({.trans_a = true, .m = s.dim, .n = width, .k = rows});
+  auto& products = spec.products.emplace_back();
+  const auto add = [&products, &s](int64_t rows, int64_t width) {
+    products.push_back({.trans_b = true, .m = rows, .n = 2 * width, .k = s.dim});
+    products.push_back({.m = rows, .n = s.dim, .k = 2 * width});
+    products.push_back({.trans_a = true, .m = 2 * width, .n = s.dim, .k = rows});
+    products.push_back({.trans_b = true, .m = rows, .n = s.dim, .k = width});
+    products.push_back({.m = rows, .n = width, .k = s.dim});
+    products.push_back({.trans_a = true, .m = s.dim, .n = width, .k = rows});
   };
   for (int64_t e = 0; e < s.experts; ++e) add((s.tokens * s.top_k + s.experts - 1) / s.experts, s.width);
   if (s.shared_width > 0) add(s.tokens, s.shared_width);

@@ -55,28 +55,53 @@ std::string difference(const PartSpec& spec, const PartOptions& options) {
   return "";
 }
 
-struct Yardstick {
-  explicit Yardstick(const PartSpec& spec, const PartOptions& options) {
-    for (LibraryGemm::Problem problem : spec.products) {
+// One way to do the products; inputs and outputs, touched beforehand, are shared between them.
+class Yardstick {
+ public:
+  Yardstick(std::vector<LibraryGemm::Problem> problems, const PartOptions& options) {
+    int64_t a = 0;
+    int64_t b = 0;
+    int64_t c = 0;
+    for (LibraryGemm::Problem& problem : problems) {
       problem.threads = options.threads;
       problem.type = options.dtype;
-      flops += 2.0 * static_cast<double>(problem.m) * static_cast<double>(problem.n) *
-               static_cast<double>(problem.k);
-      gemms.push_back(std::make_unique<LibraryGemm>(problem));
-      const int64_t size = dtype_size(problem.type);
-      a.emplace_back(static_cast<size_t>(problem.m * problem.k * size), std::byte{0x3c});
-      b.emplace_back(static_cast<size_t>(problem.k * problem.n * size), std::byte{0x3c});
-      c.emplace_back(static_cast<size_t>(problem.m * problem.n), 0.0F);  // touched beforehand
+      flops_ += 2.0 * static_cast<double>(problem.m) * static_cast<double>(problem.n) *
+                static_cast<double>(problem.k);
+      gemms_.push_back(std::make_unique<LibraryGemm>(problem));
+      a = std::max(a, problem.m * problem.k * dtype_size(problem.type));
+      b = std::max(b, problem.k * problem.n * dtype_size(problem.type));
+      c = std::max(c, problem.m * problem.n);
     }
+    a_.assign(static_cast<size_t>(a), std::byte{0x3c});
+    b_.assign(static_cast<size_t>(b), std::byte{0x3c});
+    c_.assign(static_cast<size_t>(c), 0.0F);
   }
   void run() {
-    for (size_t i = 0; i < gemms.size(); ++i) gemms[i]->run(a[i].data(), b[i].data(), c[i].data());
+    for (const auto& gemm : gemms_) gemm->run(a_.data(), b_.data(), c_.data());
   }
-  double flops = 0;
-  std::vector<std::unique_ptr<LibraryGemm>> gemms;
-  std::vector<std::vector<std::byte>> a, b;
-  std::vector<std::vector<float>> c;
+  [[nodiscard]] double flops() const { return flops_; }
+
+ private:
+  double flops_ = 0;
+  std::vector<std::unique_ptr<LibraryGemm>> gemms_;
+  std::vector<std::byte> a_, b_;
+  std::vector<float> c_;
 };
+
+// Every way is run twice, the first time to warm up.
+std::unique_ptr<Yardstick> fastest(const PartSpec& spec, const PartOptions& options) {
+  std::unique_ptr<Yardstick> best;
+  double best_s = 0;
+  for (const auto& problems : spec.products) {
+    auto way = std::make_unique<Yardstick>(problems, options);
+    way->run();
+    const double seconds = spec.products.size() > 1 ? seconds_of([&] { way->run(); }) : 0;
+    if (best != nullptr && seconds >= best_s) continue;
+    best = std::move(way);
+    best_s = seconds;
+  }
+  return best;
+}
 
 }  // namespace
 
@@ -88,6 +113,7 @@ PartReport run_part(const PartSpec& spec, const PartOptions& options) {
   PartReport report;
   report.name = spec.name;
   report.sizes = spec.sizes;
+  report.words = spec.words;
   report.options = options;
   report.flops = spec.flops;
   report.fault = difference(spec, options);
@@ -96,15 +122,14 @@ PartReport run_part(const PartSpec& spec, const PartOptions& options) {
 
   Device device = make_device(options, false);
   const auto part = spec.make(device, false);
-  Yardstick yardstick(spec, options);
-  report.gemm_flops = yardstick.flops;
   const int64_t base = device.memory->live().total();
   device.memory->reset_peak();
   part->forward();  // warm-up: first touch of memory, creation of primitives
   report.kept_bytes = device.memory->live().total() - base;
   part->backward();
   report.peak_extra_bytes = device.memory->peak().total() - base;
-  yardstick.run();
+  const auto yardstick = fastest(spec, options);
+  report.gemm_flops = yardstick->flops();
   std::vector<double> forward;
   std::vector<double> backward;
   std::vector<double> gemm;
@@ -112,7 +137,7 @@ PartReport run_part(const PartSpec& spec, const PartOptions& options) {
     std::this_thread::sleep_for(kPause);
     forward.push_back(seconds_of([&] { part->forward(); }));
     backward.push_back(seconds_of([&] { part->backward(); }));
-    gemm.push_back(seconds_of([&] { yardstick.run(); }));
+    gemm.push_back(seconds_of([&] { yardstick->run(); }));
   }
   report.forward_s = median(forward);
   report.backward_s = median(backward);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "lathe/head/log_prob_head.h"
 #include "lathe/kernels/device.h"
 #include "lathe/kernels/onednn_gemm.h"
 
@@ -31,8 +32,10 @@ struct PartSpec {
   std::vector<std::pair<std::string, int64_t>> sizes;
   // On a device, at the size to be timed; or, small, at one where the reference takes no time.
   std::function<std::unique_ptr<Part>(Device& device, bool small)> make;
-  double flops = 0;                            // counted, forward and backward
-  std::vector<LibraryGemm::Problem> products;  // the yardstick; `threads` is filled in
+  double flops = 0;  // counted, forward and backward
+  // The yardstick: ways to do the same products; the fastest counts. `threads` and `type` are filled in.
+  std::vector<std::vector<LibraryGemm::Problem>> products;
+  std::vector<std::pair<std::string, std::string>> words;  // modes and the like, for the report
 };
 
 struct PartOptions {
@@ -45,6 +48,7 @@ struct PartOptions {
 struct PartReport {
   std::string name;
   std::vector<std::pair<std::string, int64_t>> sizes;
+  std::vector<std::pair<std::string, std::string>> words;
   PartOptions options;
   double forward_s = 0;  // medians after a warm-up
   double backward_s = 0;
@@ -64,6 +68,18 @@ struct PartReport {
 
 [[nodiscard]] std::string report_text(const PartReport& report);
 [[nodiscard]] std::string report_json(const PartReport& report);
+
+struct HeadSizes {
+  int64_t tokens = 2048;
+  int64_t dim = 1024;
+  int64_t vocab = 32768;
+  HeadMode mode = HeadMode::kFused;
+  bool known = false;  // cotangents known while scoring: one pass, all of it counted as forward
+  int64_t chunk = 1024;
+  double scored = 1;  // share of the tokens whose log-probs are wanted
+  bool entropy_gradient = false;
+};
+[[nodiscard]] PartSpec head_part(const HeadSizes& sizes, DType dtype);
 
 struct AttentionSizes {
   int64_t tokens = 2048;

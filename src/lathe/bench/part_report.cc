@@ -9,6 +9,7 @@ std::string report_text(const PartReport& report) {
   for (const auto& [name, value] : report.sizes) {
     sizes += fmt::format("{}{} {}", sizes.empty() ? "" : ", ", name, value);
   }
+  for (const auto& [name, word] : report.words) sizes += fmt::format(", {} {}", name, word);
   if (!report.verified) return fmt::format("{} ({}): not verified: {}", report.name, sizes, report.fault);
   const double seconds = report.forward_s + report.backward_s;
   return fmt::format(
@@ -28,6 +29,7 @@ std::string report_json(const PartReport& report) {
   nlohmann::ordered_json json;
   json["part"] = report.name;
   for (const auto& [name, value] : report.sizes) json[name] = value;
+  for (const auto& [name, word] : report.words) json[name] = word;
   json["dtype"] = dtype_name(report.options.dtype);
   if (report.verified) {
     json["forward_s"] = report.forward_s;

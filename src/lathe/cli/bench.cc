@@ -17,6 +17,7 @@ Every part is checked against the reference first (exit 5 if it differs), then t
 of the same shapes: medians, in one run. Use an idle machine; only ratios mean anything.
 
 Examples:
+  lathe bench head --tokens 2048 --dim 1024 --vocab 32768 --path known
   lathe bench attention --tokens 4096 --heads 8 --kv-heads 2
   lathe bench gdn --tokens 4096 --json
   lathe bench moe --tokens 2048 --experts 32 --top-k 4
@@ -31,6 +32,9 @@ struct CommonArguments {
 
 struct BenchArguments {
   CommonArguments common;
+  HeadSizes head;
+  std::string head_mode = "fused";
+  std::string head_path = "two-pass";
   AttentionSizes attention;
   DeltaRuleSizes delta_rule;
   MoeSizes moe;
@@ -95,6 +99,39 @@ void check_segments(int64_t segments, int64_t tokens) {
 }
 
 using Arguments = std::shared_ptr<BenchArguments>;
+
+void add_head(CLI::App& bench, const Arguments& arguments, CommandContext& context) {
+  CLI::App& command = *bench.add_subcommand("head", "Log-probs and entropies from hidden states");
+  HeadSizes& s = arguments->head;
+  add_size(command, "--tokens", s.tokens, "Tokens of the row");
+  add_size(command, "--dim", s.dim, "Hidden size");
+  add_size(command, "--vocab", s.vocab, "Rows of the table");
+  command.add_option("--mode", arguments->head_mode, "Which program")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"chunked", "fused"}));
+  command.add_option("--path", arguments->head_path, "known: cotangents are known while scoring")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"two-pass", "known"}));
+  add_size(command, "--chunk", s.chunk, "Tokens of a chunk, of mode chunked");
+  command.add_option("--scored", s.scored, "Share of the tokens whose log-probs are wanted")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
+  command.add_flag("--entropy-grad", s.entropy_gradient, "The entropies have cotangents too");
+  add_common_options(command, arguments->common, true);
+  command.callback([arguments, &context] {
+    context.action = [arguments, &context] {
+      HeadSizes sizes = arguments->head;
+      sizes.mode = arguments->head_mode == "chunked" ? HeadMode::kChunked : HeadMode::kFused;
+      sizes.known = arguments->head_path == "known";
+      if (sizes.known && sizes.mode != HeadMode::kFused) {
+        config_error("--path known", "needs --mode fused", "leave one of them out");
+      }
+      return print_report(
+          run_part(head_part(sizes, dtype_of(arguments->common)), part_options(arguments->common)),
+          arguments->common, context);
+    };
+  });
+}
 
 void add_attention(CLI::App& bench, const Arguments& arguments, CommandContext& context) {
   CLI::App& command = *bench.add_subcommand("attention", "Causal attention over packed segments");
@@ -201,6 +238,7 @@ void add_bench_command(CLI::App& app, CommandContext& context) {
   bench.require_subcommand(1);
   bench.footer(kFooter);
   const auto arguments = std::make_shared<BenchArguments>();
+  add_head(bench, arguments, context);
   add_attention(bench, arguments, context);
   add_gdn(bench, arguments, context);
   add_moe(bench, arguments, context);
