@@ -16,6 +16,7 @@ namespace lathe {
 struct CheckpointName {
   int64_t step = 0;           // finished
   int64_t micro_batches = 0;  // of the next step
+  // NOLINTNEXTLINE(modernize-use-nullptr): the check stumbles over the operator
   [[nodiscard]] auto operator<=>(const CheckpointName&) const = default;
   [[nodiscard]] std::string text() const;
 };

@@ -12,6 +12,7 @@ namespace lathe {
 struct StopPoint {
   int64_t step = 0;
   int64_t micro_batches = 0;
+  // NOLINTNEXTLINE(modernize-use-nullptr): the check stumbles over the operator
   [[nodiscard]] auto operator<=>(const StopPoint&) const = default;
 };
 
