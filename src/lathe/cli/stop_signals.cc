@@ -25,11 +25,13 @@ extern "C" void lathe_on_stop_signal(int signal) {
     static_cast<void>(!::write(STDERR_FILENO, kMessage, sizeof kMessage - 1));
     ::_exit(static_cast<int>(ErrorKind::kRetryable));
   }
-  received_signal.store(signal);
+  const bool second = received_signal.exchange(signal) != 0;
   struct sigaction usual {};
   usual.sa_handler = SIG_DFL;
   ::sigaction(SIGTERM, &usual, nullptr);
   ::sigaction(SIGINT, &usual, nullptr);
+  // Two at once may both come here, on two threads.
+  if (second) ::raise(signal);
 }
 
 }  // namespace

@@ -79,7 +79,9 @@ class StateFile {
 
   [[nodiscard]] bool has(const std::string& name) const { return file_.tensors().count(name) != 0; }
   void read(const std::string& name, View to, DeviceMemory& memory) const {
-    memory.copy_from_host(to, find(name, file_type(to.dtype), extents_of(to.shape)));
+    const std::byte* from = find(name, file_type(to.dtype), extents_of(to.shape));
+    memory.copy_from_host(to, from);
+    file_.release(from, static_cast<uint64_t>(to.bytes()));  // not in memory twice
   }
   template <typename T>
   std::vector<T> read_host(const std::string& name, const char* dtype,
