@@ -24,6 +24,7 @@ ScratchFolder::~ScratchFolder() {
 
 std::string ScratchFolder::write(const std::string& name, std::string_view bytes) const {
   std::string file = path_ + "/" + name;
+  fs::create_directories(fs::path(file).parent_path());
   std::ofstream out(file, std::ios::binary | std::ios::trunc);
   out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   if (!out.flush()) throw std::runtime_error("cannot write " + file);

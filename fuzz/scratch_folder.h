@@ -14,7 +14,7 @@ class ScratchFolder {
   ScratchFolder& operator=(const ScratchFolder&) = delete;
 
   [[nodiscard]] const std::string& path() const { return path_; }
-  // Writes a file of the folder anew and returns its path.
+  // Writes a file of the folder (or of a folder in it) anew and returns its path.
   std::string write(const std::string& name, std::string_view bytes) const;
 
  private:

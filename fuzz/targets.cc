@@ -6,7 +6,7 @@ std::span<const NamedTarget> targets() {
   static constexpr NamedTarget kTargets[] = {
       {"safetensors", fuzz_safetensors},   {"weight_index", fuzz_weight_index},
       {"model_config", fuzz_model_config}, {"rollouts", fuzz_rollouts},
-      {"run_file", fuzz_run_file},
+      {"run_file", fuzz_run_file},         {"train_state", fuzz_train_state},
   };
   return kTargets;
 }

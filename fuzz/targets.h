@@ -24,7 +24,8 @@ void fuzz_weight_index(std::string_view bytes);  // model.safetensors.index.json
 void fuzz_model_config(std::string_view bytes);  // config.json and the parameters that follow from it
 void fuzz_rollouts(
     std::string_view bytes);  // a rollout file, plain or gzip: read, inspected, scored, advantages
-void fuzz_run_file(std::string_view bytes);  // a run file, and its lines as --set
+void fuzz_run_file(std::string_view bytes);     // a run file, and its lines as --set
+void fuzz_train_state(std::string_view bytes);  // trainer/state.json of a checkpoint
 
 struct NamedTarget {
   const char* name;  // of its folder in fuzz/corpus

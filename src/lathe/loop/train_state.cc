@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <stdexcept>
 
 #include <nlohmann/json.hpp>
@@ -49,11 +50,22 @@ Json to_json(const TrainState& state) {
           {"settings", state.settings}};
 }
 
-// A count: not negative.
+// Whole and not negative; the library would cut 1.5 and wrap -1.
+uint64_t unsigned_at(const Json& json, const char* key) {
+  const Json& value = json.at(key);
+  if (!value.is_number_unsigned()) {
+    throw std::invalid_argument(
+        fmt::format("{} is {}, expected a whole number of at least 0", key, value.dump()));
+  }
+  return value.get<uint64_t>();
+}
+
 int64_t count_at(const Json& json, const char* key) {
-  const auto value = json.at(key).get<int64_t>();
-  if (value < 0) throw std::invalid_argument(fmt::format("{} is {}", key, value));
-  return value;
+  const uint64_t value = unsigned_at(json, key);
+  if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    throw std::invalid_argument(fmt::format("{} is {}, which is no count", key, value));
+  }
+  return static_cast<int64_t>(value);
 }
 
 TrainState from_json(const Json& json) {
@@ -70,8 +82,8 @@ TrainState from_json(const Json& json) {
       .epoch = count_at(data, "epoch"), .file = count_at(data, "file"), .batch = count_at(data, "batch")};
   state.position.iteration = count_at(data, "iteration");
   state.files = data.at("files").get<std::vector<std::string>>();
-  state.file_bytes = data.at("file_bytes");
-  state.seed = json.at("seed");
+  state.file_bytes = unsigned_at(data, "file_bytes");
+  state.seed = unsigned_at(json, "seed");
   state.rolling = json.at("rolling").get<RollingStats>();
   const Json& base = json.at("base");
   state.base = {.config = base.at("config"), .tensors = base.at("tensors"), .weights = base.at("weights")};
@@ -97,7 +109,7 @@ TrainState read_train_state(const std::string& checkpoint) {
   }
   const Json json = Json::parse(text);
   try {
-    const int64_t format = json.at("format");
+    const int64_t format = count_at(json, "format");
     if (format != kFormat) {
       model_error(path, fmt::format("has format {}; this version of lathe reads {}", format, kFormat),
                   format < kFormat
