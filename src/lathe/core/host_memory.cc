@@ -12,7 +12,7 @@ namespace lathe {
 namespace {
 
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kGrowth = int64_t{2} << 20;  // a huge page
+constexpr int64_t kGrowth = int64_t{2} << 20;
 
 int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -76,7 +76,6 @@ void HostMemory::grow(int64_t size) {
   if (end > reserved_) throw std::bad_alloc();
   const auto added = static_cast<size_t>(end - grown_);
   if (::mprotect(base_ + grown_, added, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
-  static_cast<void>(::madvise(base_ + grown_, added, MADV_HUGEPAGE));  // a wish: fewer page faults
   ASAN_POISON_MEMORY_REGION(base_ + grown_, added);
   if (open) remove_gap(last);
   grown_ = end;
