@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <string_view>
+#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -19,9 +20,9 @@
 namespace lathe {
 namespace {
 
-constexpr double kInterval = 0.2;  // s between two looks at the board
-constexpr double kPatience = 2;    // s for a terminal that does not take what is drawn
-constexpr std::chrono::milliseconds kDrawingTime(100);
+constexpr double kInterval = 0.2;   // s between two looks at the board
+constexpr double kPatience = 2;     // s for a terminal that does not take what is drawn
+constexpr int kDrawingTries = 100;  // a millisecond each
 constexpr size_t kUsualColumns = 80;
 
 double now() {
@@ -60,7 +61,7 @@ struct LogSinks {
 
   spdlog::logger logger{"lathe"};
   std::shared_ptr<ProgressBoard> board;
-  std::timed_mutex drawing;
+  std::mutex drawing;
   bool bar_shown = false;
 
   void write(spdlog::level::level_enum level, const std::string& message) {
@@ -72,8 +73,12 @@ struct LogSinks {
     if (std::exchange(bar_shown, false)) draw("\r\x1b[K");
   }
   void hide_bar() {
-    const std::unique_lock lock(drawing, kDrawingTime);  // not for ever: the display may hang
-    if (lock.owns_lock()) erase_bar();
+    // Not for ever: the display may hang.
+    for (int i = 0; i < kDrawingTries; ++i) {
+      const std::unique_lock lock(drawing, std::try_to_lock);
+      if (lock.owns_lock()) return erase_bar();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
   // By the display's thread.
   void show() {
