@@ -124,6 +124,9 @@ TEST(Inspect, CountsAndCollectsEveryProblem) {
   EXPECT_EQ(report.problems[0], path + ":2: an array of 2, expected one object a line");
   EXPECT_EQ(report.problems[1], path + ":4: reward: NaN, expected a finite number, or an object of them");
   EXPECT_EQ(inspect_rollouts(folder.write("empty.jsonl", "")).problems.size(), 1U);
+  int lines = 0;
+  static_cast<void>(inspect_rollouts(folder.write("three.jsonl", "\n{}\n\n"), 0, [&lines] { ++lines; }));
+  EXPECT_EQ(lines, 3);
 }
 
 TEST(Base64, DecodesStrictly) {

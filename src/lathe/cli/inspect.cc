@@ -7,6 +7,7 @@
 
 #include "lathe/cli/commands.h"
 #include "lathe/core/error.h"
+#include "lathe/core/log.h"
 #include "lathe/model/inspect.h"
 
 namespace lathe {
@@ -145,10 +146,16 @@ void show(const Report& report, bool json, Output& output) {
   }
 }
 
+RolloutReport read_rollouts_shown(const std::string& path) {
+  Log log;
+  const Activity reading = log.activity("reading " + path, 0, "lines");
+  return inspect_rollouts(path, 0, [&reading] { reading.advance(); });
+}
+
 int inspect(const std::string& path, bool json, Output& output) {
   constexpr const char* kHint = "the report on stdout lists every problem";
   if (is_rollout_file(path)) {
-    const RolloutReport report = inspect_rollouts(path);
+    const RolloutReport report = read_rollouts_shown(path);
     show(report, json, output);
     if (report.problems.empty()) return 0;
     data_error("", report.problems.front(), kHint);

@@ -57,7 +57,8 @@ void Spread::add(double value) {
   std = count < 2 ? 0 : std::sqrt(squares_ / static_cast<double>(count - 1));
 }
 
-RolloutReport inspect_rollouts(const std::string& path, int64_t vocab_size) {
+RolloutReport inspect_rollouts(const std::string& path, int64_t vocab_size,
+                               const std::function<void()>& on_line) {
   RolloutReport report;
   RolloutOptions options;
   options.vocab_size = vocab_size;
@@ -66,6 +67,7 @@ RolloutReport inspect_rollouts(const std::string& path, int64_t vocab_size) {
   std::set<std::string> groups;
   int64_t bad_lines = 0;
   for (std::string line; reader.next(line);) {
+    if (on_line) on_line();
     if (is_blank(line)) continue;
     try {
       const Trajectory t = parser.parse(line, reader.line_number());

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -44,6 +45,8 @@ struct RolloutReport {
 };
 
 // vocab_size 0: ids are not checked against it. Data error only when the file cannot be read.
-[[nodiscard]] RolloutReport inspect_rollouts(const std::string& path, int64_t vocab_size = 0);
+// on_line: called after every line, for a display.
+[[nodiscard]] RolloutReport inspect_rollouts(const std::string& path, int64_t vocab_size = 0,
+                                             const std::function<void()>& on_line = {});
 
 }  // namespace lathe
