@@ -10,10 +10,7 @@ namespace lathe::fuzz {
 namespace fs = std::filesystem;
 
 ScratchFolder::ScratchFolder() {
-  std::error_code ignored;
-  const fs::path memory("/dev/shm");
-  const fs::path below = fs::is_directory(memory, ignored) ? memory : fs::temp_directory_path();
-  path_ = (below / "lathe_fuzz_XXXXXX").string();
+  path_ = (fs::temp_directory_path() / "lathe_fuzz_XXXXXX").string();
   if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("no folder for scratch files");
 }
 

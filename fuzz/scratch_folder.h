@@ -1,4 +1,4 @@
-// A folder in memory where there is one (/dev/shm), removed with the object: the parsers under test open paths.
+// A folder below the system's temporary one (TMPDIR), removed with the object: the parsers under test open paths.
 #pragma once
 
 #include <string>

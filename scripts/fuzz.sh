@@ -30,6 +30,13 @@ mkdir -p build
 }
 echo "fuzzers built in $((SECONDS - begin)) s"
 
+# The files that the parsers open are in memory where that can be. libFuzzer ends without cleaning up.
+shared=/dev/shm
+[ -w "$shared" ] || shared=${TMPDIR:-/tmp}
+TMPDIR=$(mktemp -d -p "$shared" lathe_fuzz_XXXXXX)
+export TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
+
 # Interceptors of the sanitizers keep freed memory for a while: a low quarantine leaves the limit to the parser.
 export ASAN_OPTIONS=quarantine_size_mb=16:detect_leaks=1
 export UBSAN_OPTIONS=print_stacktrace=1
