@@ -38,6 +38,11 @@ TEST_F(Bench, UsageFaultsNameTheOption) {
     EXPECT_EQ(done.out, "");
   }
   EXPECT_EQ(run_lathe({"bench", "step", "--config", "absent.json"}).code, 4);
+  const Finished huge = run_lathe({"bench", "head", "--tokens", "16000000", "--vocab", "16000000"});
+  EXPECT_EQ(huge.code, 2);
+  EXPECT_NE(huge.err.find("of memory are free\nhint: make them smaller\n"), std::string::npos) << huge.err;
+  EXPECT_EQ(run_lathe({"bench", "gdn", "--key-dim", "100000"}).code, 2);
+  EXPECT_EQ(run_lathe({"bench", "attention", "--tokens", "1", "--repeats", "1"}).code, 0);
   EXPECT_EQ(run_lathe({"bench", "attention", "--tokens", "0"}).code, 2);
 }
 

@@ -315,6 +315,24 @@ TEST_F(ResumeTest, UsedRolloutFilesKeepTheirNamesAndNewOnesGoToTheEnd) {
   EXPECT_EQ(metrics("run")[6]["data/epoch"], 0.0);  // the seventh batch is of the new file
 }
 
+// Two files of different sizes, left off in the middle of each in the second epoch.
+TEST_F(ResumeTest, InALaterEpochOfSeveralFiles) {
+  const std::string rollouts = folder_ / "rollouts";
+  fs::create_directories(rollouts);
+  fs::copy(config_.data.rollouts, rollouts + "/step_000002.jsonl");
+  {
+    std::ifstream in(config_.data.rollouts);
+    std::ofstream out(rollouts + "/step_000001.jsonl");
+    std::string line;
+    for (int i = 0; i < 4 && std::getline(in, line); ++i) out << line << "\n";
+  }
+  config_.data.rollouts = rollouts;
+  config_.data.trajectories_per_step = 0;
+  config_.grpo.num_iterations = 2;
+  config_.run.steps = 9;
+  expect_same_with_stops({"5", "6:1", "7"});
+}
+
 TEST_F(ResumeTest, ANamedCheckpointBeginsABranch) {
   config_.run.save_every = 1;
   ASSERT_EQ(train_in("straight"), 0);
@@ -329,6 +347,7 @@ TEST_F(ResumeTest, ANamedCheckpointBeginsABranch) {
   ASSERT_EQ(stop_after("straight", "3"), 75);
   EXPECT_EQ(metrics("straight").size(), 3U);
   EXPECT_TRUE(fs::exists(checkpoint("straight", "superseded_step_000005")));
+  EXPECT_EQ(bytes_of_file(dir("straight") + "/checkpoints/latest"), "step_000003\n");
   ASSERT_EQ(train_in("straight"), 0);
   EXPECT_EQ(metrics("straight").size(), 5U);
   EXPECT_EQ(metrics("straight")[4], lines[2]);
@@ -392,6 +411,17 @@ TEST_F(ResumeTest, AnotherModelInTheSamePlaceIsRefused) {
 }
 
 // Never a silent start from the beginning.
+TEST_F(ResumeTest, StateThatIsNotFiniteIsAnErrorWithARemedy) {
+  ASSERT_EQ(stop_after("run", "2"), 75);
+  const std::string file = checkpoint("run", "step_000002") + "/trainer/optimizer.safetensors";
+  std::string bytes = bytes_of_file(file);
+  bytes.replace(bytes.size() - 4, 4, 4, '\xff');
+  std::ofstream(file, std::ios::binary) << bytes;
+  const std::string text = error_of(ErrorKind::kModel, [&] { static_cast<void>(train_in("run")); });
+  EXPECT_NE(text.find("holds values that are not finite"), std::string::npos) << text;
+  EXPECT_NE(text.find("remove"), std::string::npos) << text;
+}
+
 TEST_F(ResumeTest, ACheckpointThatCannotBeReadIsAnErrorWithARemedy) {
   config_.run.save_every = 1;
   ASSERT_EQ(stop_after("run", "2:1"), 75);

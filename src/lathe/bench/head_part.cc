@@ -22,6 +22,7 @@ int64_t scored_of(const HeadSizes& s) {
 
 // Every scored position, spread over the row.
 Tensor positions(const Device& device, const HeadSizes& s) {
+  if (device.options.name == "plan") return device.indices(Shape{scored_of(s)}, "positions");
   std::vector<int32_t> values(static_cast<size_t>(scored_of(s)));
   for (size_t i = 0; i < values.size(); ++i) {
     values[i] = static_cast<int32_t>(static_cast<int64_t>(i) * s.tokens / scored_of(s));
@@ -30,6 +31,7 @@ Tensor positions(const Device& device, const HeadSizes& s) {
 }
 
 Tensor some_targets(const Device& device, const HeadSizes& s) {
+  if (device.options.name == "plan") return device.indices(Shape{scored_of(s)}, "targets");
   const CounterRng rng(5, stream_of("targets"));
   std::vector<int32_t> values(static_cast<size_t>(scored_of(s)));
   for (size_t i = 0; i < values.size(); ++i) {

@@ -12,6 +12,7 @@ namespace {
 // f32 products of reference-sized problems stay within the first, inputs rounded to bf16 within the second.
 constexpr double kTolerance = 2e-4;
 constexpr double kTolerance16 = 4e-2;
+constexpr double kRounding = 1e-2;
 // Library threads spin for a while after their work; they must not take cores from what is timed next.
 constexpr auto kPause = std::chrono::milliseconds(20);
 
@@ -46,7 +47,9 @@ std::string difference(const PartSpec& spec, const PartOptions& options) {
     const std::vector<double> want = host_values(plain_device, expected[i].second);
     std::vector<double> got = host_values(fast_device, actual[i].second);
     for (size_t j = 0; j < got.size(); ++j) got[j] -= want[j];
-    const double error = norm(got) / std::max(norm(want), 1e-30);
+    // What is 0 but for rounding has no size of its own to compare with.
+    const double size = std::max(norm(want), kRounding * std::sqrt(static_cast<double>(want.size())));
+    const double error = norm(got) / size;
     if (!(error <= tolerance)) {
       return fmt::format("{} is {:.2g} from the reference, expected at most {:.0g}", expected[i].first, error,
                          tolerance);
@@ -109,7 +112,27 @@ double PartReport::ratio_to_gemm() const {
   return gemm_s * (flops / gemm_flops) / (forward_s + backward_s);
 }
 
+namespace {
+
+void check_fits(const PartSpec& spec) {
+  Device plan({.name = "plan", .threads = 1, .isa = Isa::kAvx2, .poison = false, .float_type = DType::kF32});
+  const auto part = spec.make(plan, false);
+  part->forward();
+  part->backward();
+  const int64_t needed = plan.memory->peak().total();
+  const int64_t available = available_memory_bytes();
+  if (needed <= available) return;
+  config_error(
+      "lathe bench " + spec.name,
+      fmt::format("these sizes need {:.1f} GiB, but {:.1f} GiB of memory are free",
+                  static_cast<double>(needed) / (1 << 30), static_cast<double>(available) / (1 << 30)),
+      "make them smaller");
+}
+
+}  // namespace
+
 PartReport run_part(const PartSpec& spec, const PartOptions& options) {
+  check_fits(spec);
   PartReport report;
   report.name = spec.name;
   report.sizes = spec.sizes;

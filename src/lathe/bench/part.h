@@ -63,7 +63,7 @@ struct PartReport {
   [[nodiscard]] double ratio_to_gemm() const;
 };
 
-// A part that is not verified is not timed.
+// A part that is not verified is not timed. Config error for sizes that do not fit into memory.
 [[nodiscard]] PartReport run_part(const PartSpec& spec, const PartOptions& options);
 
 [[nodiscard]] std::string report_text(const PartReport& report);

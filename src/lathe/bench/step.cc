@@ -109,7 +109,6 @@ class BenchEngine {
 EngineOptions engine_options(const StepBenchOptions& options) {
   EngineOptions out;
   out.compute = options.compute;
-  out.head_chunk = options.head_chunk;
   out.remat = options.remat;
   out.memory_budget = static_cast<int64_t>(0.7 * static_cast<double>(available_memory_bytes()));
   out.optimizer.learning_rate = 1e-6;

@@ -15,7 +15,6 @@ struct StepBenchOptions {
   int64_t tokens = 2048;    // real tokens of a step, at least
   int64_t row_length = 2048;
   int64_t rows_per_micro_batch = 1;
-  int64_t head_chunk = 1024;
   RematPolicy remat = RematPolicy::kAuto;
   DType compute = DType::kF32;
   int threads = 1;

@@ -78,11 +78,9 @@ void add_common_options(CLI::App& command, CommonArguments& common, bool has_dty
   command.add_flag("--json", common.json, "One JSON object instead of text");
 }
 
-// An option of a size: at least 1.
-void add_size(CLI::App& command, const char* name, int64_t& value, const char* what) {
-  command.add_option(name, value, what)
-      ->capture_default_str()
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+// An option of a size: at least 1; products of several sizes stay countable.
+void add_size(CLI::App& command, const char* name, int64_t& value, const char* what, int64_t most = 1 << 24) {
+  command.add_option(name, value, what)->capture_default_str()->check(CLI::Range(int64_t{1}, most));
 }
 
 // Heads that share keys.
@@ -104,7 +102,7 @@ void add_head(CLI::App& bench, const Arguments& arguments, CommandContext& conte
   CLI::App& command = *bench.add_subcommand("head", "Log-probs and entropies from hidden states");
   HeadSizes& s = arguments->head;
   add_size(command, "--tokens", s.tokens, "Tokens of the row");
-  add_size(command, "--dim", s.dim, "Hidden size");
+  add_size(command, "--dim", s.dim, "Hidden size", 1 << 13);
   add_size(command, "--vocab", s.vocab, "Rows of the table");
   command.add_option("--mode", arguments->head_mode, "Which program")
       ->capture_default_str()
@@ -137,9 +135,9 @@ void add_attention(CLI::App& bench, const Arguments& arguments, CommandContext& 
   CLI::App& command = *bench.add_subcommand("attention", "Causal attention over packed segments");
   AttentionSizes& s = arguments->attention;
   add_size(command, "--tokens", s.tokens, "Tokens of the row");
-  add_size(command, "--heads", s.heads, "Query heads");
-  add_size(command, "--kv-heads", s.kv_heads, "Key and value heads");
-  add_size(command, "--head-dim", s.head_dim, "Width of a head");
+  add_size(command, "--heads", s.heads, "Query heads", 1 << 13);
+  add_size(command, "--kv-heads", s.kv_heads, "Key and value heads", 1 << 13);
+  add_size(command, "--head-dim", s.head_dim, "Width of a head", 1 << 13);
   add_size(command, "--segments", s.segments, "Segments of equal length in the row");
   add_common_options(command, arguments->common, false);
   command.callback([arguments, &context] {
@@ -156,10 +154,10 @@ void add_gdn(CLI::App& bench, const Arguments& arguments, CommandContext& contex
   CLI::App& command = *bench.add_subcommand("gdn", "The gated delta rule");
   DeltaRuleSizes& s = arguments->delta_rule;
   add_size(command, "--tokens", s.tokens, "Tokens of the row");
-  add_size(command, "--key-heads", s.key_heads, "Heads of queries and keys");
-  add_size(command, "--value-heads", s.value_heads, "Heads of values");
-  add_size(command, "--key-dim", s.key_dim, "Width of a key head");
-  add_size(command, "--value-dim", s.value_dim, "Width of a value head");
+  add_size(command, "--key-heads", s.key_heads, "Heads of queries and keys", 1 << 13);
+  add_size(command, "--value-heads", s.value_heads, "Heads of values", 1 << 13);
+  add_size(command, "--key-dim", s.key_dim, "Width of a key head", 256);
+  add_size(command, "--value-dim", s.value_dim, "Width of a value head", 256);
   command.add_option("--chunk", s.chunk, "Tokens of a chunk")
       ->capture_default_str()
       ->check(CLI::IsMember({int64_t{64}, int64_t{128}}));
@@ -181,13 +179,13 @@ void add_moe(CLI::App& bench, const Arguments& arguments, CommandContext& contex
       *bench.add_subcommand("moe", "A mixture of experts: router, sort, experts, shared expert");
   MoeSizes& s = arguments->moe;
   add_size(command, "--tokens", s.tokens, "Tokens of the micro-batch");
-  add_size(command, "--dim", s.dim, "Hidden size");
-  add_size(command, "--experts", s.experts, "Experts");
-  add_size(command, "--top-k", s.top_k, "Experts of a token");
-  add_size(command, "--width", s.width, "Width of an expert");
+  add_size(command, "--dim", s.dim, "Hidden size", 1 << 13);
+  add_size(command, "--experts", s.experts, "Experts", 1 << 13);
+  add_size(command, "--top-k", s.top_k, "Experts of a token", 1 << 13);
+  add_size(command, "--width", s.width, "Width of an expert", 1 << 13);
   command.add_option("--shared-width", s.shared_width, "Width of the shared expert; 0: none")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30));
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 13));
   add_common_options(command, arguments->common, true);
   command.callback([arguments, &context] {
     context.action = [arguments, &context] {
@@ -210,7 +208,6 @@ void add_step(CLI::App& bench, const Arguments& arguments, CommandContext& conte
   add_size(command, "--tokens", s.tokens, "Real tokens of a step, at least");
   add_size(command, "--row-length", s.row_length, "Tokens of a packed row");
   add_size(command, "--rows", s.rows_per_micro_batch, "Rows of a micro-batch");
-  add_size(command, "--chunk", s.head_chunk, "Tokens of a chunk of the head");
   command.add_option("--remat", arguments->remat, "Which layers keep what backward needs")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "full", "none"}));

@@ -76,6 +76,9 @@ void add_train_command(CLI::App& app, CommandContext& context) {
   command
       .add_option("--stop-after", options.stop_after,
                   "Save and exit 75 after this many steps, and micro-batches of the next one")
+      ->check([](const std::string& text) {
+        return std::string(text.empty() ? "'' is not STEP or STEP:MICRO_BATCH" : "");
+      })
       ->type_name("STEP[:MICRO_BATCH]");
   command.footer([] { return kExamples + config_key_list(); });
   command.callback([arguments, &context] {

@@ -11,7 +11,7 @@ namespace {
 
 using Field = std::vector<double> Trajectory::*;
 
-// Lengths of rows that are cut: whole chunks of the gated delta rule, whole blocks of attention.
+// Lengths of rows that are cut: whole blocks of attention, and of the gated delta rule with its usual chunk.
 constexpr int64_t kLengthMultiple = 64;
 
 class Builder {

@@ -1,5 +1,6 @@
 #include "lathe/engine/background_task.h"
 
+#include <system_error>
 #include <utility>
 
 #include "lathe/core/error.h"
@@ -10,7 +11,7 @@ void BackgroundTask::start(std::function<void()> work) {
   finish();
   LATHE_CHECK(error_ == nullptr, "a failure that nobody asked for");
   running_ = true;
-  thread_ = std::thread([this, work = std::move(work)]() mutable {
+  auto run = [this, work = std::move(work)]() mutable {
     std::exception_ptr error;
     try {
       work();
@@ -22,7 +23,14 @@ void BackgroundTask::start(std::function<void()> work) {
     error_ = error;
     running_ = false;
     done_.notify_all();
-  });
+  };
+  try {
+    thread_ = std::thread(std::move(run));
+  } catch (const std::system_error& e) {
+    running_ = false;
+    retryable_error("checkpoint", fmt::format("no thread can be started to write it: {}", e.what()),
+                    "allow this process more threads");
+  }
 }
 
 void BackgroundTask::wait() {

@@ -157,6 +157,8 @@ class Engine {
   [[nodiscard]] ParameterRole head_table() const;
   [[nodiscard]] HeadParams head_params() const;
   [[nodiscard]] LossResult loss_of(const MicroBatch& batch, const TokenScores& scores) const;
+  [[nodiscard]] LossResult loss_of(const MicroBatch& batch, const TokenScores& scores, size_t begin,
+                                   size_t end) const;
   void upload_to(std::span<const double> values, View to) const;
   [[nodiscard]] Tensor upload(const std::vector<double>& values, const std::string& name) const;
   [[nodiscard]] std::vector<double> download(ConstView view) const;

@@ -1,6 +1,8 @@
 #include "lathe/engine/scored.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include "lathe/head/known_cotangent.h"
 
@@ -39,18 +41,55 @@ TokenScores Engine::score_only(const PreparedMicroBatch& prepared, Scored& score
 }
 
 LossResult Engine::loss_of(const MicroBatch& batch, const TokenScores& scores) const {
-  const std::vector<uint8_t> mask(static_cast<size_t>(batch.scored()), 1);
-  return grpo_loss(options_.grpo, {.logprobs = scores.logprobs,
-                                   .entropy = scores.entropy,
-                                   .advantage = batch.advantage,
-                                   .mask = mask,
-                                   .sequence = batch.sequence,
-                                   .sequences = batch.sequences(),
-                                   .old_logprobs = batch.old_logprobs,
-                                   .ref_logprobs = batch.ref_logprobs,
-                                   .rollout_logprobs = batch.rollout_logprobs,
-                                   .overlong = batch.overlong});
+  return loss_of(batch, scores, 0, static_cast<size_t>(batch.scored()));
 }
+
+// Of the scored tokens [begin, end), which are whole sequences.
+LossResult Engine::loss_of(const MicroBatch& batch, const TokenScores& scores, size_t begin,
+                           size_t end) const {
+  const size_t n = end - begin;
+  const auto part = [&](const auto& field) {
+    return field.empty() ? std::span(field) : std::span(field).subspan(begin, n);
+  };
+  const std::vector<uint8_t> mask(n, 1);
+  const int32_t first = n == 0 ? 0 : batch.sequence[begin];
+  const int64_t sequences =
+      n == static_cast<size_t>(batch.scored()) ? batch.sequences() : batch.sequence[end - 1] - first + 1;
+  std::vector<int32_t> sequence(part(batch.sequence).begin(), part(batch.sequence).end());
+  const int32_t base = n == static_cast<size_t>(batch.scored()) ? 0 : first;
+  for (int32_t& s : sequence) s -= base;
+  const auto overlong = std::span(batch.overlong);
+  return grpo_loss(options_.grpo,
+                   {.logprobs = part(scores.logprobs),
+                    .entropy = part(scores.entropy),
+                    .advantage = part(batch.advantage),
+                    .mask = mask,
+                    .sequence = sequence,
+                    .sequences = sequences,
+                    .old_logprobs = part(batch.old_logprobs),
+                    .ref_logprobs = part(batch.ref_logprobs),
+                    .rollout_logprobs = part(batch.rollout_logprobs),
+                    .overlong = overlong.empty() ? overlong
+                                                 : overlong.subspan(static_cast<size_t>(base),
+                                                                    static_cast<size_t>(sequences))});
+}
+
+namespace {
+
+// The scored tokens of the sequences that [begin, end) touches; a sequence's tokens lie together.
+std::pair<size_t, size_t> whole_sequences(const std::vector<int32_t>& sequence, size_t begin, size_t end) {
+  const int32_t first = sequence[begin];
+  const int32_t last = sequence[end - 1];
+  while (begin > 0 && sequence[begin - 1] == first) --begin;
+  while (end < sequence.size() && sequence[end] == last) ++end;
+  return {begin, end};
+}
+
+bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+}
+
+}  // namespace
 
 bool Engine::may_know_cotangents() const {
   return options_.known_cotangent && options_.head_mode == HeadMode::kFused &&
@@ -82,14 +121,16 @@ LossResult Engine::score_with_known_cotangents(const PreparedMicroBatch& prepare
     const std::vector<double> h = download(entropy);
     std::copy(lp.begin(), lp.end(), scores.logprobs.begin() + begin);
     std::copy(h.begin(), h.end(), scores.entropy.begin() + begin);
-    const LossResult loss = loss_of(prepared.host, scores);
-    const std::span<const double> part =
-        std::span(loss.dlogprobs).subspan(static_cast<size_t>(begin), lp.size());
-    std::copy(part.begin(), part.end(), used.begin() + begin);
-    upload_to(part, d_logprobs);
-    if (!d_entropy.empty()) {
-      upload_to(std::span(loss.dentropy).subspan(static_cast<size_t>(begin), lp.size()), d_entropy);
-    }
+    const auto at = static_cast<size_t>(begin);
+    const auto [from, to] = whole_sequences(prepared.host.sequence, at, at + lp.size());
+    const LossResult loss = loss_of(prepared.host, scores, from, to);
+    const auto part = [&](const std::vector<double>& field) {
+      return std::span(field).subspan(at - from, lp.size());
+    };
+    const std::span<const double> d_lp = part(loss.dlogprobs);
+    std::copy(d_lp.begin(), d_lp.end(), used.begin() + begin);
+    upload_to(d_lp, d_logprobs);
+    if (!d_entropy.empty()) upload_to(part(loss.dentropy), d_entropy);
   };
   const GradientTarget target = store_->product_target(head_table());
   scored.d_normed = device_.activation(scored.normed.view().shape, "head.dnormed");
@@ -97,7 +138,7 @@ LossResult Engine::score_with_known_cotangents(const PreparedMicroBatch& prepare
               cotangents, options_.grpo.entropy_coef != 0, scored.logprobs, scored.entropy, scored.d_normed,
               target.view, target.accumulate);
   LossResult loss = loss_of(prepared.host, scores);
-  LATHE_CHECK(loss.dlogprobs == used, "a token's cotangent was not known when it was used");
+  LATHE_CHECK(same_bits(loss.dlogprobs, used), "a token's cotangent was not known when it was used");
   return loss;
 }
 

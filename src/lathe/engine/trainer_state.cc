@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 
@@ -209,10 +210,16 @@ void Engine::restore(const HfFolder& source, const std::string& from, const Engi
       Parameter& parameter = store_->parameters()[i];
       if (!parameter.trains()) continue;
       const std::string name = parameter.spec->name();
-      file.read("m." + name, optimizer_->first_moment(i), memory);
-      file.read("v." + name, optimizer_->second_moment(i), memory);
+      const auto read = [&](const std::string& tensor, View to) {
+        file.read(tensor, to, memory);
+        if (std::isfinite(device_.kernels.sum_of_squares(*device_.queue, to))) return;
+        model_error(trainer_file(from, kOptimizerName),
+                    fmt::format("tensor {} holds values that are not finite", tensor));
+      };
+      read("m." + name, optimizer_->first_moment(i));
+      read("v." + name, optimizer_->second_moment(i));
       if (is_exact_in(source, parameter)) continue;
-      file.read("master." + name, parameter.master, memory);
+      read("master." + name, parameter.master);
       if (!parameter.weight.empty()) device_.kernels.cast(*device_.queue, parameter.master, parameter.weight);
     }
     optimizer_->restore(counters.applied_steps, counters.loss_window, counters.grad_norm_window);

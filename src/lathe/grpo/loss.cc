@@ -128,9 +128,10 @@ void Loss::mask_tokens() {
   const auto old = old_logprobs();
   for (size_t i = 0; i < n_; ++i) {
     if (scored_[i] == 0 || keep_[sequence_of(i)] == 0) continue;
-    if (!std::isfinite(in_.logprobs[i]) || !std::isfinite(in_.advantage[i]) ||
-        (!old.empty() && !std::isfinite(old[i]))) {
-      out_.stats.nonfinite_tokens += 1;
+    const bool has_old = old.empty() || std::isfinite(old[i]);
+    if (!std::isfinite(in_.logprobs[i]) || !std::isfinite(in_.advantage[i]) || !has_old) {
+      // A sampler may have recorded none at a token: that is no fault.
+      if (has_old || !config_.use_rollout_logps) out_.stats.nonfinite_tokens += 1;
       continue;
     }
     out_.loss_mask[i] = 1;

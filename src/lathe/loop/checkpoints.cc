@@ -93,9 +93,13 @@ std::string Checkpoints::write(const CheckpointName& name, int64_t keep, uint64_
   if (fs::exists(target)) discard(name.text());
   rename_path(beside, target);
   sync_folder(folder_);
-  write_file_atomically(path_of_latest(), name.text() + "\n");
+  point_latest_at(name);
   remove_old(name, keep);
   return target;
+}
+
+void Checkpoints::point_latest_at(const CheckpointName& name) const {
+  write_file_atomically(path_of_latest(), name.text() + "\n");
 }
 
 void Checkpoints::remove_old(const CheckpointName& newest, int64_t keep) const {

@@ -36,6 +36,7 @@ class Checkpoints {
   // full one go.
   std::string write(const CheckpointName& name, int64_t keep, uint64_t expected_bytes,
                     const std::function<void(const std::string& folder)>& fill) const;
+  void point_latest_at(const CheckpointName& name) const;
   // What killed runs left half-written or half-deleted.
   void remove_leftovers() const;
   // Renames complete ones after `name` to superseded_NAME; returns the new names.

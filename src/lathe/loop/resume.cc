@@ -87,7 +87,7 @@ void check_same_settings(const ResumePoint& point, const std::vector<Setting>& s
   for (const Setting& setting : settings) {
     const auto found = stored.find(setting.key);
     // A key that the version of then did not have was at what is the default now.
-    add(setting.key, setting.value, found == stored.end() ? setting.default_value : found->second);
+    add(setting.key, as_stored(setting.value), found == stored.end() ? setting.default_value : found->second);
     if (found != stored.end()) stored.erase(found);
   }
   for (const auto& [key, value] : stored) add(key, "no option any more", value);
@@ -115,18 +115,19 @@ void check_same_base(const ResumePoint& point, const BaseModel& now) {
 void check_same_files(const ResumePoint& point, const std::vector<std::string>& files) {
   const std::vector<std::string>& then = point.state.files;
   for (size_t i = 0; i < then.size(); ++i) {
-    const std::string now = i < files.size() ? files[i] : "not there";
+    const std::string now = i < files.size() ? as_stored(files[i]) : "not there";
     if (now == then[i]) continue;
     data_error("data.rollouts",
                fmt::format("file {} of the run was '{}' and is {} now", i + 1, then[i],
                            i < files.size() ? "'" + now + "'" : now),
                "files that were used keep their names and their places; new ones go to the end");
   }
-  if (then.empty() || point.state.file_bytes == 0) return;
+  const auto current = static_cast<size_t>(point.state.position.batch.file);
+  if (current >= then.size() || point.state.file_bytes == 0) return;
   std::error_code code;
-  const auto bytes = fs::file_size(then.back(), code);
+  const auto bytes = fs::file_size(files[current], code);
   if (!code && bytes != point.state.file_bytes) {
-    data_error(then.back(),
+    data_error(then[current],
                fmt::format("has {} bytes and had {} when the run left off in the middle of it", bytes,
                            point.state.file_bytes),
                "put the file back that the run began with");

@@ -164,6 +164,7 @@ void RunFolder::go_on_after(const CheckpointName& name, const std::string& resol
   for (const std::string& renamed : checkpoints_.supersede_after(name)) {
     log_.warning("a later checkpoint of this folder is kept as checkpoints/{}", renamed);
   }
+  if (folder_exists(checkpoints_.path_of(name))) checkpoints_.point_latest_at(name);
   if (file_exists(metrics)) {
     std::error_code code;
     fs::resize_file(metrics, kept.bytes, code);

@@ -44,7 +44,7 @@ EngineOptions engine_options(const RunConfig& config, const DeviceOptions& devic
   options.known_cotangent = config.head.known_cotangent == "auto";
   if (config.head.mode == "auto") {
     notes->emplace_back("head.mode", mode == "chunked" ? "chunked: head.chunk is given"
-                                                       : "fused: the fastest, and stores no logits");
+                                                       : "fused: the fastest, and never stores all logits");
   }
   if (mode == "fused" && config.head.known_cotangent == "auto") {
     notes->emplace_back("head.known_cotangent", config.grpo.depends_on_whole_sequences()

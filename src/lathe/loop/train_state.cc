@@ -94,8 +94,13 @@ TrainState from_json(const Json& json) {
 
 }  // namespace
 
+std::string as_stored(const std::string& text) {
+  return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
+}
+
 void write_train_state(const std::string& checkpoint, const TrainState& state) {
-  write_file_atomically(trainer_file(checkpoint, kStateName), to_json(state).dump(1) + "\n");
+  write_file_atomically(trainer_file(checkpoint, kStateName),
+                        to_json(state).dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 TrainState read_train_state(const std::string& checkpoint) {

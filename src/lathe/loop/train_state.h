@@ -30,13 +30,16 @@ struct TrainState {
   int64_t step_micro_batches = 0;  // how many that step has; 0 between two steps
   StepPosition position;           // of step counters.step + 1
   std::vector<std::string> files;  // rollout files used so far, in order
-  uint64_t file_bytes = 0;         // size of the last one if it is not used up; else 0
+  uint64_t file_bytes = 0;         // size of the one in use if it is not used up; else 0
   uint64_t seed = 0;
   RollingStats rolling;
   BaseModel base;
   std::map<std::string, std::string> settings;  // the configuration: key -> value
   std::string branched_from;                    // the checkpoint that run.resume named, or ""
 };
+
+// A name or setting as state.json holds it: what is not UTF-8 is replaced.
+[[nodiscard]] std::string as_stored(const std::string& text);
 
 // <checkpoint>/trainer/state.json. Model errors name the file.
 void write_train_state(const std::string& checkpoint, const TrainState& state);
