@@ -122,10 +122,10 @@ LossResult Engine::score_with_known_cotangents(const PreparedMicroBatch& prepare
     std::copy(lp.begin(), lp.end(), scores.logprobs.begin() + begin);
     std::copy(h.begin(), h.end(), scores.entropy.begin() + begin);
     const auto at = static_cast<size_t>(begin);
-    const auto [from, to] = whole_sequences(prepared.host.sequence, at, at + lp.size());
-    const LossResult loss = loss_of(prepared.host, scores, from, to);
+    const std::pair<size_t, size_t> whole = whole_sequences(prepared.host.sequence, at, at + lp.size());
+    const LossResult loss = loss_of(prepared.host, scores, whole.first, whole.second);
     const auto part = [&](const std::vector<double>& field) {
-      return std::span(field).subspan(at - from, lp.size());
+      return std::span(field).subspan(at - whole.first, lp.size());
     };
     const std::span<const double> d_lp = part(loss.dlogprobs);
     std::copy(d_lp.begin(), d_lp.end(), used.begin() + begin);
