@@ -86,7 +86,7 @@ else
   stage "clang-tidy" tidy_changes
   ctest_only=()
   stage "asan: address and undefined behaviour" fast_tests_under asan core_test kernels_test io_test data_test grpo_test \
-    model_test head_test engine_test loop_test config_test fuzz_test
+    model_test head_test engine_test loop_test bench_test config_test fuzz_test
   ctest_only=(-R '^(core|engine)$')
   stage "tsan: data races" fast_tests_under tsan core_test engine_test
   stage "fuzz: hostile files" scripts/fuzz.sh --seconds 4
