@@ -85,7 +85,7 @@ class Spoiled final : public Part {
   void backward() override {
     inner_->backward();
     if (device_.options.name != "cpu") return;
-    const auto& [name, view] = inner_->results().back();
+    const ConstView view = inner_->results().back().second;
     std::vector<double> values = host_values(device_, view);
     std::vector<float> spoiled(values.begin(), values.end());
     for (float& x : spoiled) x *= 1.001F;
