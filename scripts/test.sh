@@ -88,6 +88,7 @@ else
   stage "asan: address and undefined behaviour" fast_tests_under asan core_test kernels_test io_test data_test grpo_test \
     model_test head_test engine_test loop_test bench_test config_test fuzz_test
   ctest_only=(-R '^(core|engine)$')
+  export TSAN_OPTIONS="suppressions=$PWD/scripts/tsan_suppressions.txt"
   stage "tsan: data races" fast_tests_under tsan core_test engine_test
   stage "fuzz: hostile files" scripts/fuzz.sh --seconds 4
 fi
