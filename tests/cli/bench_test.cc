@@ -42,6 +42,8 @@ TEST_F(Bench, UsageFaultsNameTheOption) {
   EXPECT_EQ(huge.code, 2);
   EXPECT_NE(huge.err.find("of memory are free\nhint: make them smaller\n"), std::string::npos) << huge.err;
   EXPECT_EQ(run_lathe({"bench", "gdn", "--key-dim", "100000"}).code, 2);
+  for (const char* share : {"0", "nan"})
+    EXPECT_EQ(run_lathe({"bench", "head", "--scored", share}).code, 2) << share;
   EXPECT_EQ(run_lathe({"bench", "attention", "--tokens", "1", "--repeats", "1"}).code, 0);
   EXPECT_EQ(run_lathe({"bench", "attention", "--tokens", "0"}).code, 2);
 }

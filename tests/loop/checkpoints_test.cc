@@ -112,7 +112,7 @@ TEST_F(CheckpointsTest, TooLittleSpaceIsSaidWithBothNumbersBeforeAnythingIsWritt
     static_cast<void>(
         checkpoints_.write(full(2), 1, uint64_t{1} << 60, [](const std::string& /*to*/) { FAIL(); }));
   });
-  EXPECT_NE(fault.find("a checkpoint needs 1073741824.0 GiB, and "), std::string::npos) << fault;
+  EXPECT_NE(fault.find("a checkpoint needs 1073741824.00 GiB, and "), std::string::npos) << fault;
   EXPECT_NE(fault.find(" are free"), std::string::npos) << fault;
   EXPECT_EQ(checkpoints_.complete(), (std::vector<CheckpointName>{full(1)}));
 }

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lathe/core/error.h"
+#include "lathe/model/parameters.h"
 
 namespace lathe {
 namespace {
@@ -94,6 +95,35 @@ TEST_F(TrainTest, ABadFileInTheMiddleCostsNoFinishedStep) {
   options.dry_run = true;
   EXPECT_THROW(static_cast<void>(train(config_, options, log_, [](const std::string& /*line*/) {})), Error);
   EXPECT_FALSE(fs::exists(root_ / "other"));
+}
+
+// The least budget with which every layer keeps its activations, found by asking; with a reference it is larger by what
+// the reference's weights take.
+TEST_F(TrainTest, TheReferenceIsPartOfTheMemoryBudget) {
+  TrainOptions options;
+  options.dry_run = true;
+  const auto keeps_all = [&](int64_t budget) {
+    config_.run.memory_budget = budget;
+    bool all = false;
+    const auto print = [&all](const std::string& line) { all = all || line == "remat.policy: none"; };
+    EXPECT_EQ(train(config_, options, log_, print), 0);
+    return all;
+  };
+  const auto least = [&] {
+    int64_t low = 0;
+    int64_t high = int64_t{1} << 30;
+    while (high - low > 1024) {
+      const int64_t middle = (low + high) / 2;
+      (keeps_all(middle) ? high : low) = middle;
+    }
+    return high;
+  };
+  const int64_t alone = least();
+  config_.grpo.beta = 0.1;
+  config_.grpo.reference_initial = true;
+  std::vector<std::string> warnings;
+  const int64_t weights = 4 * parameter_count(read_model_config(config_.model.path, &warnings));
+  EXPECT_NEAR(static_cast<double>(least() - alone), static_cast<double>(weights), 4096.0);
 }
 
 TEST_F(TrainTest, WeightsThatAreNotFiniteAreNotSaved) {

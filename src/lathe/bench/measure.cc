@@ -1,8 +1,8 @@
 #include "lathe/bench/measure.h"
 
 #include <algorithm>
-#include <chrono>
 
+#include "lathe/core/clock.h"
 #include "lathe/core/rng.h"
 
 namespace lathe {
@@ -30,9 +30,9 @@ Tensor filled(const Device& device, const Shape& shape, const std::string& name,
 }  // namespace
 
 double seconds_of(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
+  const double start = steady_seconds();
   work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return steady_seconds() - start;
 }
 
 double median(std::vector<double> values) {

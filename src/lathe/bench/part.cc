@@ -122,11 +122,10 @@ void check_fits(const PartSpec& spec) {
   const int64_t needed = plan.memory->peak().total();
   const int64_t available = available_memory_bytes();
   if (needed <= available) return;
-  config_error(
-      "lathe bench " + spec.name,
-      fmt::format("these sizes need {:.1f} GiB, but {:.1f} GiB of memory are free",
-                  static_cast<double>(needed) / (1 << 30), static_cast<double>(available) / (1 << 30)),
-      "make them smaller");
+  config_error("lathe bench " + spec.name,
+               fmt::format("these sizes need {}, but {} of memory are free", bytes_text(needed),
+                           bytes_text(available)),
+               "make them smaller");
 }
 
 }  // namespace

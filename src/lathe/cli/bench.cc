@@ -121,6 +121,9 @@ void add_head(CLI::App& bench, const Arguments& arguments, CommandContext& conte
       HeadSizes sizes = arguments->head;
       sizes.mode = arguments->head_mode == "chunked" ? HeadMode::kChunked : HeadMode::kFused;
       sizes.known = arguments->head_path == "known";
+      if (!(sizes.scored > 0)) {
+        config_error("--scored", fmt::format("{} of the tokens", sizes.scored), "give a share above 0");
+      }
       if (sizes.known && sizes.mode != HeadMode::kFused) {
         config_error("--path known", "needs --mode fused", "leave one of them out");
       }

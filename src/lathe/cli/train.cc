@@ -26,13 +26,14 @@ Ctrl-C or SIGTERM: saves a checkpoint, exits 75; a second one kills. docs/checkp
 struct TrainArguments {
   std::string run_file;
   std::vector<std::string> sets;
+  std::string ledger_out;
   TrainOptions options;
 };
 
 int run_train(const TrainArguments& arguments, CommandContext& context) {
   const StopSignals signals;
   TrainOptions options = arguments.options;
-  if (!options.ledger_out.empty())
+  if (!arguments.ledger_out.empty())
     config_error("--ledger-out", "is not built in this version", "leave it out");
   refuse_several_ranks();
   const LoadedConfig loaded = load_train_config(arguments.run_file, arguments.sets);
@@ -72,7 +73,7 @@ void add_train_command(CLI::App& app, CommandContext& context) {
                   "Write the gradient of the first optimizer step, before clipping")
       ->type_name("F.safetensors")
       ->excludes(dry_run);
-  command.add_option("--ledger-out", options.ledger_out, "Not built in this version")->type_name("F.json");
+  command.add_option("--ledger-out", arguments->ledger_out, "Not built in this version")->type_name("F.json");
   command
       .add_option("--stop-after", options.stop_after,
                   "Save and exit 75 after this many steps, and micro-batches of the next one")

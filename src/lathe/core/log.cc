@@ -15,6 +15,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "lathe/core/clock.h"
 #include "lathe/core/error.h"
 
 namespace lathe {
@@ -24,10 +25,6 @@ constexpr double kInterval = 0.2;   // s between two looks at the board
 constexpr double kPatience = 2;     // s for a terminal that does not take what is drawn
 constexpr int kDrawingTries = 100;  // a millisecond each
 constexpr size_t kUsualColumns = 80;
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 size_t terminal_columns() {
   winsize size{};
@@ -83,7 +80,7 @@ struct LogSinks {
   // By the display's thread.
   void show() {
     if (!takes_text()) return;
-    const ProgressBoard::Display display = board->display(now());
+    const ProgressBoard::Display display = board->display(steady_seconds());
     for (const std::string& line : display.infos) write(spdlog::level::info, line);
     for (const std::string& line : display.alarms) write(spdlog::level::warn, line);
     const std::lock_guard lock(drawing);
@@ -99,14 +96,14 @@ struct LogSinks {
 Activity::Activity(Activity&& other) noexcept : sinks_(std::move(other.sinks_)), id_(other.id_) {}
 Activity::~Activity() {
   if (sinks_ == nullptr) return;
-  sinks_->board->end(id_, now());
+  sinks_->board->end(id_, steady_seconds());
   sinks_->hide_bar();
 }
 void Activity::advance(int64_t count) const {
-  sinks_->board->advance(id_, count, now());
+  sinks_->board->advance(id_, count, steady_seconds());
 }
 void Activity::set_what(const std::string& what) const {
-  sinks_->board->set_what(id_, what, now());
+  sinks_->board->set_what(id_, what, steady_seconds());
 }
 
 Log::Log(bool to_stderr) : sinks_(std::make_shared<LogSinks>(to_stderr && is_terminal(), ProgressTimes{})) {
@@ -142,16 +139,16 @@ void Log::add_file(const std::string& path) {
 }
 
 void Log::write_info(const std::string& message) {
-  sinks_->board->logged(now());
+  sinks_->board->logged(steady_seconds());
   sinks_->write(spdlog::level::info, message);
 }
 void Log::write_warning(const std::string& message) {
-  sinks_->board->logged(now());
+  sinks_->board->logged(steady_seconds());
   sinks_->write(spdlog::level::warn, message);
 }
 
 Activity Log::activity(const std::string& what, int64_t total, const std::string& unit) {
-  return Activity(sinks_, sinks_->board->begin(what, total, unit, now()));
+  return Activity(sinks_, sinks_->board->begin(what, total, unit, steady_seconds()));
 }
 
 void Log::hide_bar() const {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 namespace lathe {
 
 const char* memory_kind_name(MemoryKind kind) {
@@ -18,6 +20,13 @@ const char* memory_kind_name(MemoryKind kind) {
       return "scratch";
   }
   return "?";
+}
+
+std::string bytes_text(int64_t bytes) {
+  const auto b = static_cast<double>(bytes);
+  if (bytes >= int64_t{1} << 30) return fmt::format("{:.2f} GiB", b / (1 << 30));
+  if (bytes >= int64_t{1} << 20) return fmt::format("{:.1f} MiB", b / (1 << 20));
+  return fmt::format("{:.1f} KiB", b / (1 << 10));
 }
 
 int64_t MemoryUse::total() const {

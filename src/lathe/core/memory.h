@@ -18,6 +18,9 @@ enum class MemoryKind : uint8_t { kWeights, kGradients, kOptimizer, kActivations
 inline constexpr int kMemoryKinds = 5;
 [[nodiscard]] const char* memory_kind_name(MemoryKind kind);
 
+// "1.59 GiB", "12.3 MiB".
+[[nodiscard]] std::string bytes_text(int64_t bytes);
+
 struct MemoryUse {
   std::array<int64_t, kMemoryKinds> bytes{};  // by MemoryKind
   [[nodiscard]] int64_t total() const;

@@ -1,13 +1,8 @@
 #include "lathe/engine/device_thread.h"
 
-#include <chrono>
 #include <utility>
 
 namespace lathe {
-
-double steady_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 DeviceThread::DeviceThread(int max_inflight)
     : max_inflight_(max_inflight), idle_since_(steady_seconds()), thread_([this] { loop(); }) {}

@@ -10,6 +10,8 @@
 #include <mutex>
 #include <thread>
 
+#include "lathe/core/clock.h"
+
 namespace lathe {
 
 class DeviceThread {
@@ -66,8 +68,5 @@ class IdleExcluded {
  private:
   DeviceThread& thread_;
 };
-
-// Seconds of a steady clock.
-[[nodiscard]] double steady_seconds();
 
 }  // namespace lathe

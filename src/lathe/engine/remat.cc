@@ -40,13 +40,12 @@ void Engine::plan_remat(int64_t rows, int64_t row_length) {
     needed = peak(fits);
   }
   keep_last_layers(fits);
-  const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
-  log_.info("remat.policy auto: {} (needs {:.2f} GiB of a budget of {:.2f} GiB)", remat_choice_, gib(needed),
-            gib(options_.memory_budget));
+  log_.info("remat.policy auto: {} (needs {} of a budget of {})", remat_choice_, bytes_text(needed),
+            bytes_text(options_.memory_budget));
   if (needed > options_.memory_budget) {
     log_.warning(
-        "run.memory_budget of {:.2f} GiB is less than the {:.2f} GiB that even remat.policy full needs",
-        gib(options_.memory_budget), gib(needed));
+        "run.memory_budget leaves {} for training, less than the {} that even remat.policy full needs",
+        bytes_text(options_.memory_budget), bytes_text(needed));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "lathe/engine/checkpoint_files.h"
 #include "lathe/engine/engine.h"
 #include "lathe/io/files.h"
 #include "lathe/io/safetensors.h"
@@ -16,11 +17,6 @@ namespace {
 
 constexpr const char* kOptimizerName = "optimizer.safetensors";
 constexpr const char* kGradientsName = "gradients.safetensors";
-constexpr const char* kRemedy = "remove this checkpoint's folder to go on from the one before it";
-
-std::string trainer_file(const std::string& folder, const char* name) {
-  return (std::filesystem::path(folder) / "trainer" / name).string();
-}
 
 const char* file_type(DType type) {
   return type == DType::kF64 ? "F64" : "F32";
@@ -98,14 +94,14 @@ class StateFile {
                                       const std::vector<int64_t>& shape) const {
     const auto found = file_.tensors().find(name);
     if (found == file_.tensors().end()) {
-      model_error(file_.path(), fmt::format("has no tensor {}", name), kRemedy);
+      model_error(file_.path(), fmt::format("has no tensor {}", name), kCheckpointRemedy);
     }
     const TensorInfo& info = found->second;
     if (info.dtype != dtype || info.shape != shape) {
       model_error(file_.path(),
                   fmt::format("tensor {} is {} {}; {} {} is needed", name, info.dtype, shape_text(info.shape),
                               dtype, shape_text(shape)),
-                  kRemedy);
+                  kCheckpointRemedy);
     }
     return file_.bytes(info);
   }

@@ -8,6 +8,7 @@
 #include <sys/statvfs.h>
 
 #include "lathe/core/error.h"
+#include "lathe/core/memory.h"
 #include "lathe/io/files.h"
 
 namespace lathe {
@@ -27,11 +28,6 @@ std::optional<int64_t> number_of(std::string_view text, size_t width) {
   const auto [stopped, error] = std::from_chars(text.data(), end, value);
   if (error != std::errc() || stopped != end) return {};
   return value;
-}
-
-std::string size_text(uint64_t bytes) {
-  return bytes < (uint64_t{1} << 30) ? fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20))
-                                     : fmt::format("{:.1f} GiB", static_cast<double>(bytes) / (1 << 30));
 }
 
 }  // namespace
@@ -157,7 +153,9 @@ void check_free_space(const std::string& folder, uint64_t bytes) {
   const uint64_t free_bytes = static_cast<uint64_t>(status.f_bavail) * status.f_frsize;
   if (free_bytes >= bytes) return;
   retryable_error(
-      folder, fmt::format("a checkpoint needs {}, and {} are free", size_text(bytes), size_text(free_bytes)),
+      folder,
+      fmt::format("a checkpoint needs {}, and {} are free", bytes_text(static_cast<int64_t>(bytes)),
+                  bytes_text(static_cast<int64_t>(free_bytes))),
       "free some space, then run the same command again");
 }
 

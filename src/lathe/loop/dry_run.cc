@@ -34,8 +34,7 @@ void Trainer::dry_run() {
   const RehearsedPeak peak = rehearse_largest(*engine_, data.micro_batches);
   print_(fmt::format("memory at the peak of a step: {}", bytes_text(peak.use.total())));
   for (const std::string& line : memory_report(peak.use, peak.live)) print_("  " + line);
-  print_(
-      fmt::format("checkpoint: {:.1f} MiB each", static_cast<double>(checkpoint_bytes(false)) / (1 << 20)));
+  print_(fmt::format("checkpoint: {} each", bytes_text(static_cast<int64_t>(checkpoint_bytes(false)))));
   for (const auto& [key, choice] : notes_) print_(fmt::format("{}: {}", key, choice));
   print_(fmt::format("remat.policy: {}", engine_->remat_choice()));
   print_("dry run: everything was read and checked, nothing was trained");

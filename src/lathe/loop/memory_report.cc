@@ -58,13 +58,6 @@ std::string line_of(MemoryKind kind, int64_t total, const std::vector<LiveTensor
 
 }  // namespace
 
-std::string bytes_text(int64_t bytes) {
-  const auto b = static_cast<double>(bytes);
-  if (bytes >= int64_t{1} << 30) return fmt::format("{:.2f} GiB", b / (1 << 30));
-  if (bytes >= int64_t{1} << 20) return fmt::format("{:.1f} MiB", b / (1 << 20));
-  return fmt::format("{:.1f} KiB", b / (1 << 10));
-}
-
 RehearsedPeak rehearse_largest(const Engine& engine, const std::vector<MicroBatch>& micro_batches) {
   RehearsedPeak largest;
   for (const auto size : {&MicroBatch::tokens, &MicroBatch::scored}) {

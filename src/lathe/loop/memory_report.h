@@ -17,7 +17,4 @@ namespace lathe {
 [[nodiscard]] RehearsedPeak rehearse_largest(const Engine& engine,
                                              const std::vector<MicroBatch>& micro_batches);
 
-// "1.59 GiB", "12.3 MiB".
-[[nodiscard]] std::string bytes_text(int64_t bytes);
-
 }  // namespace lathe

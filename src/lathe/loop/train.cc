@@ -7,8 +7,6 @@ namespace lathe {
 
 int train(const RunConfig& config, const TrainOptions& options, Log& log,
           const std::function<void(const std::string& line)>& print) {
-  if (!options.ledger_out.empty())
-    config_error("--ledger-out", "is not built in this version", "leave it out");
   check_packing_options(packing_options(config));
   check_grpo_config(config.grpo);
   Trainer trainer(config, options, log, print);

@@ -21,7 +21,6 @@ struct Setting {
 struct TrainOptions {
   bool dry_run = false;
   std::string gradients_out;      // file for the first step's gradients
-  std::string ledger_out;         // not built in this version: a config error when given
   std::string stop_after;         // STEP or STEP:MICRO_BATCH; "" = not
   std::string resolved_config;    // text of config.resolved.yaml, written into the run folder
   std::vector<Setting> settings;  // the same, to compare with the run that is gone on with
@@ -29,7 +28,7 @@ struct TrainOptions {
   double process_start_s = 0;     // of a steady clock, for time/startup_s
   // Called once: from here on the run saves before it stops.
   std::function<void()> started;
-  // Asked between micro-batches: why the run must stop now, or "". Any thread's business but this one's.
+  // Asked between micro-batches: why the run must stop now, or "". Called on the thread of the loop, also while it waits for a file.
   std::function<std::string()> stop_requested;
 };
 

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lathe/core/error.h"
+#include "lathe/engine/checkpoint_files.h"
 #include "lathe/io/files.h"
 #include "lathe/io/safetensors.h"
 
@@ -17,11 +18,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kFormat = 2;  // 1: of versions that could not go on from a checkpoint
-constexpr const char* kRemedy = "remove this checkpoint's folder to go on from the one before it";
-
-std::string trainer_file(const std::string& checkpoint, const char* name) {
-  return (std::filesystem::path(checkpoint) / "trainer" / name).string();
-}
 constexpr const char* kStateName = "state.json";
 constexpr const char* kOldLogprobsName = "old_logprobs.safetensors";
 
@@ -105,12 +101,13 @@ void write_train_state(const std::string& checkpoint, const TrainState& state) {
 
 TrainState read_train_state(const std::string& checkpoint) {
   const std::string path = trainer_file(checkpoint, kStateName);
-  if (!file_exists(path)) model_error(path, "no such file: this is not a checkpoint of a run", kRemedy);
+  if (!file_exists(path))
+    model_error(path, "no such file: this is not a checkpoint of a run", kCheckpointRemedy);
   const std::string text = read_file(path);
   try {
     check_json(path, text);
   } catch (const Error& e) {
-    throw Error(e.kind(), "", e.what(), kRemedy);
+    throw Error(e.kind(), "", e.what(), kCheckpointRemedy);
   }
   const Json json = Json::parse(text);
   try {
@@ -125,7 +122,7 @@ TrainState read_train_state(const std::string& checkpoint) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& e) {  // of the JSON library, or a negative count
-    model_error(path, fmt::format("is not the state of a run: {}", e.what()), kRemedy);
+    model_error(path, fmt::format("is not the state of a run: {}", e.what()), kCheckpointRemedy);
   }
 }
 
@@ -153,7 +150,7 @@ std::vector<std::vector<double>> read_old_logprobs(const std::string& checkpoint
   for (size_t i = 0; i < file.tensors().size(); ++i) {
     const auto found = file.tensors().find(std::to_string(i));
     if (found == file.tensors().end() || found->second.dtype != "F64") {
-      model_error(path, fmt::format("has no f64 tensor {}", i), kRemedy);
+      model_error(path, fmt::format("has no f64 tensor {}", i), kCheckpointRemedy);
     }
     std::vector<double>& values = out.emplace_back(static_cast<size_t>(found->second.elements()));
     if (!values.empty()) {

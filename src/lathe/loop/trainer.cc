@@ -1,5 +1,6 @@
 #include "lathe/loop/trainer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "lathe/core/error.h"
@@ -96,7 +97,18 @@ bool Trainer::is_finished() const {
 }
 
 void Trainer::load_weights() {
-  const EngineOptions engine = engine_options(config_, device_options_, &notes_);
+  EngineOptions engine = engine_options(config_, device_options_, &notes_);
+  if (config_.grpo.reference_initial && config_.grpo.beta != 0) {
+    EngineOptions frozen = engine;
+    frozen.frozen = true;
+    frozen.trainable.clear();
+    reference_device_ = std::make_unique<Device>(device_options_);
+    reference_ = std::make_unique<Engine>(*reference_device_, *communicator_, model_.config, model_.layout,
+                                          frozen, log_);
+    reference_->load(*model_.folder);
+    // What it holds is not there for training.
+    engine.memory_budget -= std::min(engine.memory_budget, reference_device_->memory->live().total());
+  }
   engine_ = std::make_unique<Engine>(device_, *communicator_, model_.config, model_.layout, engine, log_);
   if (resume_.has_value()) {
     const std::unique_ptr<HfFolder> checkpoint = open_checkpoint_model(*resume_, model_);
@@ -106,15 +118,6 @@ void Trainer::load_weights() {
     });
   } else {
     engine_->load(*model_.folder);
-  }
-  if (config_.grpo.reference_initial && config_.grpo.beta != 0) {
-    EngineOptions frozen = engine;
-    frozen.frozen = true;
-    frozen.trainable.clear();
-    reference_device_ = std::make_unique<Device>(device_options_);
-    reference_ = std::make_unique<Engine>(*reference_device_, *communicator_, model_.config, model_.layout,
-                                          frozen, log_);
-    reference_->load(*model_.folder);
   }
 }
 
