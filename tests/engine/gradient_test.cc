@@ -138,6 +138,7 @@ TEST(EndToEndGradient, HeadModesAgree) {
   };
   for (const double entropy_coef : {0.0, 0.2}) {
     const auto chunked = run(HeadMode::kChunked, false, 2, entropy_coef);
+    EXPECT_EQ(chunked, run(HeadMode::kLocal, false, 1, entropy_coef));
     const auto two_pass = run(HeadMode::kFused, false, 2, entropy_coef);
     const auto known = run(HeadMode::kFused, true, 2, entropy_coef);
     EXPECT_LT(relative_difference(chunked, two_pass), 1e-5);

@@ -3,122 +3,25 @@
 #include <cmath>
 #include <limits>
 
-#include "lathe/head/known_cotangent.h"
-
-#include "support/kernel_test.h"
+#include "head/head_runs.h"
 
 namespace lathe::test {
 namespace {
 
-struct Inputs {
-  HostArray hidden;
-  HostArray table;
-  std::vector<int32_t> targets;
-  HostArray temperature;
-  HostArray dlogp;
-  HostArray dentropy;  // rank 0: absent
-  HostArray dtable;    // what is there before; rank 0: frozen
-};
-
-struct Results {
-  HostArray logp;
-  HostArray entropy;
-  HostArray dhidden;
-  HostArray dtable;
-  int64_t scratch = 0;  // bytes at the peak
-};
-
-Inputs random_inputs(int64_t tokens, int64_t dim, int64_t vocab) {
-  Inputs in{
-      random_array({tokens, dim}, 1),       random_array({vocab, dim}, 2, 0.5), {},
-      uniform_array({tokens}, 3, 0.5, 1.5), random_array({tokens}, 4),          random_array({tokens}, 5),
-      random_array({vocab, dim}, 6)};
-  for (int64_t t = 0; t < tokens; ++t) in.targets.push_back(static_cast<int32_t>((t * 7919 + 3) % vocab));
-  return in;
-}
-
-struct Way {
-  HeadParams params;
-  bool known = false;  // cotangents given while scoring
-};
-Way chunked(int64_t chunk, DType compute = DType::kF32) {
-  return {{.mode = HeadMode::kChunked, .chunk = chunk, .compute = compute}, false};
-}
-Way fused(DType compute = DType::kF32) {
-  return {{.mode = HeadMode::kFused, .chunk = 1024, .compute = compute}, false};
-}
-Way known(DType compute = DType::kF32) {
-  return {{.mode = HeadMode::kFused, .chunk = 1024, .compute = compute}, true};
-}
-std::string name_of(const Way& way) {
-  if (way.known) return "known cotangent";
-  return way.params.mode == HeadMode::kFused ? "fused" : fmt::format("chunk {}", way.params.chunk);
-}
-
-Results run(const Device& device, const Way& way, const Inputs& in, DType table_type,
-            bool accumulate = true) {
-  const Shape tokens{in.hidden.shape[0]};
-  const Tensor hidden = to_device(device, in.hidden);
-  const Tensor table = to_device(device, in.table, table_type);
-  const Tensor targets = to_device(device, integer_array(tokens, in.targets), DType::kI32);
-  const Tensor temperature = to_device(device, in.temperature);
-  const Tensor logp = poisoned(device, tokens);
-  const Tensor entropy = poisoned(device, tokens);
-  const Tensor dlogp = to_device(device, in.dlogp);
-  Tensor dentropy;
-  if (in.dentropy.shape.rank() > 0) dentropy = to_device(device, in.dentropy);
-  const Tensor dhidden = poisoned(device, in.hidden.shape);
-  Tensor dtable;
-  if (in.dtable.shape.rank() > 0) dtable = to_device(device, in.dtable);
-  HeadSaved saved;
-  device.memory->reset_peak();
-  if (way.known) {
-    const auto give = [&](int64_t begin, ConstView lp, ConstView h, View d_lp, View d_h) {
-      EXPECT_EQ(to_host(device, h).size(), lp.size());
-      device.kernels.cast(*device.queue, dlogp.view().rows(begin, lp.dim(0)), d_lp);
-      if (!d_h.empty()) device.kernels.cast(*device.queue, dentropy.view().rows(begin, lp.dim(0)), d_h);
-    };
-    score_known(device, way.params, hidden, table, targets, temperature, give, !dentropy.empty(), logp,
-                entropy, dhidden, dtable, accumulate);
-  } else {
-    score(device, way.params, hidden, table, targets, temperature, logp, entropy, saved);
-    score_backward(device, way.params, dlogp, dentropy, hidden, table, targets, temperature, entropy, saved,
-                   dhidden, dtable, accumulate);
-  }
-  return {to_host(device, logp), to_host(device, entropy), to_host(device, dhidden),
-          dtable.empty() ? HostArray() : to_host(device, dtable),
-          device.memory->peak().of(MemoryKind::kScratch)};
-}
-
-Results run(const Device& device, const Way& way, const Inputs& in) {
-  return run(device, way, in, device.float_type());
-}
-
-void expect_alike(const Results& actual, const Results& expected, double tolerance, const std::string& what) {
-  expect_near(actual.logp, expected.logp, tolerance, "logp " + what);
-  expect_near(actual.entropy, expected.entropy, tolerance, "entropy " + what);
-  expect_near(actual.dhidden, expected.dhidden, tolerance, "dhidden " + what);
-  expect_near(actual.dtable, expected.dtable, tolerance, "dtable " + what);
-}
-
-void expect_same_results(const Results& actual, const Results& expected, const std::string& what) {
-  expect_same(actual.logp, expected.logp, "logp " + what);
-  expect_same(actual.entropy, expected.entropy, "entropy " + what);
-  expect_same(actual.dhidden, expected.dhidden, "dhidden " + what);
-  expect_same(actual.dtable, expected.dtable, "dtable " + what);
-}
-
 TEST(LogProbHead, GradientsByFiniteDifferencesAtEveryChunk) {
   const Device device = make_ref_device();
   constexpr int64_t kTokens = 5;
-  std::vector<Way> ways{fused(), known()};
-  for (int64_t chunk = 1; chunk <= kTokens + 3; ++chunk) ways.push_back(chunked(chunk));
+  std::vector<HeadWay> ways{fused(), known()};
+  for (int64_t chunk = 1; chunk <= kTokens + 3; ++chunk) {
+    ways.push_back(chunked(chunk));
+    ways.push_back(local(chunk));
+  }
   for (const bool with_entropy : {true, false}) {
-    for (const Way& way : ways) {
-      Inputs in = random_inputs(kTokens, 4, 11);
+    for (const HeadWay& way : ways) {
+      HeadInputs in = random_head_inputs(kTokens, 4, 11);
       for (double& x : in.dtable.values) x = 0;
       const auto at = [&](const std::vector<HostArray>& x) {
-        Inputs moved = in;
+        HeadInputs moved = in;
         moved.hidden = x[0];
         moved.table = x[1];
         return moved;
@@ -126,16 +29,16 @@ TEST(LogProbHead, GradientsByFiniteDifferencesAtEveryChunk) {
       check_gradients(
           {"hidden", "table"}, {in.hidden, in.table},
           [&](const std::vector<HostArray>& x) {
-            const Results out = run(device, way, at(x));
+            const HeadResults out = run_head(device, way, at(x));
             std::vector<HostArray> outputs{out.logp};
             if (with_entropy) outputs.push_back(out.entropy);
             return outputs;
           },
           [&](const std::vector<HostArray>& x, const std::vector<HostArray>& cotangents) {
-            Inputs moved = at(x);
+            HeadInputs moved = at(x);
             moved.dlogp = cotangents[0];
             moved.dentropy = with_entropy ? cotangents[1] : HostArray();
-            const Results out = run(device, way, moved);
+            const HeadResults out = run_head(device, way, moved);
             return std::vector<HostArray>{out.dhidden, out.dtable};
           });
     }
@@ -143,18 +46,21 @@ TEST(LogProbHead, GradientsByFiniteDifferencesAtEveryChunk) {
 }
 
 TEST(LogProbHead, CpuFollowsRefAtEveryChunk) {
-  const Inputs in = random_inputs(37, 33, 151);
+  const HeadInputs in = random_head_inputs(37, 33, 151);
   for (const DType table : {DType::kF32, DType::kBF16}) {
-    const Results expected =
-        run(make_ref_device(), chunked(37), in, table == DType::kF32 ? DType::kF64 : DType::kBF16);
+    const HeadResults expected =
+        run_head(make_ref_device(), chunked(37), in, table == DType::kF32 ? DType::kF64 : DType::kBF16);
+    std::vector<HeadWay> ways{chunked(1024), local(1024), fused(), known()};
+    for (int64_t chunk = 1; chunk <= 37 + 3; ++chunk) {
+      ways.push_back(chunk % 2 == 0 ? chunked(chunk) : local(chunk));
+    }
     for (const Isa isa : isas_at_hand()) {
-      for (const Way& way :
-           {chunked(1), chunked(8), chunked(36), chunked(37), chunked(40), chunked(1024), fused(), known()}) {
+      for (const HeadWay& way : ways) {
         const std::string what =
             fmt::format("{} table {} {}", isa_name(isa), dtype_name(table), name_of(way));
-        const Results two = run(make_cpu_device(isa, 2), way, in, table);
+        const HeadResults two = run_head(make_cpu_device(isa, 2), way, in, table);
         expect_alike(two, expected, 3e-6, what);
-        expect_same_results(run(make_cpu_device(isa, 1), way, in, table), two, "threads " + what);
+        expect_same_results(run_head(make_cpu_device(isa, 1), way, in, table), two, "threads " + what);
       }
     }
   }
@@ -162,11 +68,12 @@ TEST(LogProbHead, CpuFollowsRefAtEveryChunk) {
 
 // Rounding to bf16 may flip where f32 and f64 logits differ, so the bound is that of a few such flips.
 TEST(LogProbHead, Bf16ComputeFollowsRef) {
-  const Inputs in = random_inputs(37, 33, 151);
-  const Results expected = run(make_ref_device(), chunked(37, DType::kBF16), in, DType::kBF16);
+  const HeadInputs in = random_head_inputs(37, 33, 151);
+  const HeadResults expected = run_head(make_ref_device(), chunked(37, DType::kBF16), in, DType::kBF16);
   for (const Isa isa : isas_at_hand()) {
-    for (const Way& way : {chunked(8, DType::kBF16), fused(DType::kBF16), known(DType::kBF16)}) {
-      expect_alike(run(make_cpu_device(isa), way, in, DType::kBF16), expected, 1e-3,
+    for (const HeadWay& way :
+         {chunked(8, DType::kBF16), local(9, DType::kBF16), fused(DType::kBF16), known(DType::kBF16)}) {
+      expect_alike(run_head(make_cpu_device(isa), way, in, DType::kBF16), expected, 1e-3,
                    fmt::format("{} {}", isa_name(isa), name_of(way)));
     }
   }
@@ -175,13 +82,13 @@ TEST(LogProbHead, Bf16ComputeFollowsRef) {
 // With inputs that are bf16 the logits are exact but for f32 sums; one rounding more of them would move gradients by
 // several per cent.
 TEST(LogProbHead, GradientsOfBf16InputsAreWithinOnePerCent) {
-  Inputs in = random_inputs(64, 256, 4096);
+  HeadInputs in = random_head_inputs(64, 256, 4096);
   in.dentropy = HostArray();
   for (double& x : in.dtable.values) x = 0;
   for (HostArray* values : {&in.hidden, &in.table}) {
     for (double& x : values->values) x = to_float(to_bfloat16(static_cast<float>(x)));
   }
-  const Results expected = run(make_ref_device(), chunked(64), in, DType::kF64);
+  const HeadResults expected = run_head(make_ref_device(), chunked(64), in, DType::kF64);
   const auto relative = [](const HostArray& actual, const HostArray& wanted) {
     double gap = 0;
     double size = 0;
@@ -192,8 +99,9 @@ TEST(LogProbHead, GradientsOfBf16InputsAreWithinOnePerCent) {
     return std::sqrt(gap / size);
   };
   for (const Isa isa : isas_at_hand()) {
-    for (const Way& way : {chunked(16, DType::kBF16), fused(DType::kBF16), known(DType::kBF16)}) {
-      const Results out = run(make_cpu_device(isa), way, in, DType::kBF16);
+    for (const HeadWay& way :
+         {chunked(16, DType::kBF16), local(16, DType::kBF16), fused(DType::kBF16), known(DType::kBF16)}) {
+      const HeadResults out = run_head(make_cpu_device(isa), way, in, DType::kBF16);
       EXPECT_LT(relative(out.dhidden, expected.dhidden), 0.01) << isa_name(isa) << " " << name_of(way);
       EXPECT_LT(relative(out.dtable, expected.dtable), 0.01) << isa_name(isa) << " " << name_of(way);
     }
@@ -201,35 +109,36 @@ TEST(LogProbHead, GradientsOfBf16InputsAreWithinOnePerCent) {
 }
 
 TEST(LogProbHead, NeverHoldsMoreLogitsThanOneChunk) {
-  const Inputs in = random_inputs(37, 5, 151);
+  const HeadInputs in = random_head_inputs(37, 5, 151);
   for (const Isa isa : isas_at_hand()) {
     const int64_t whole = int64_t{37} * 151 * 4;
-    EXPECT_LE(run(make_cpu_device(isa), chunked(4), in).scratch, int64_t{4} * 151 * 4);
-    EXPECT_LE(run(make_cpu_device(isa), chunked(1024), in).scratch, whole);
+    EXPECT_LE(run_head(make_cpu_device(isa), chunked(4), in).scratch, int64_t{4} * 151 * 4);
+    EXPECT_LE(run_head(make_cpu_device(isa), local(4), in).scratch, int64_t{4} * 151 * 4);
+    EXPECT_LE(run_head(make_cpu_device(isa), chunked(1024), in).scratch, whole);
   }
 }
 
 // Several blocks of tokens, several tiles of words to a group, the last of each not full.
 TEST(LogProbHead, TilesThatDoNotDivideFollowRef) {
-  Inputs in = random_inputs(kHeadTileTokens + 19, 5, kHeadGroups * kHeadTileVocab + 513);
+  HeadInputs in = random_head_inputs(kHeadTileTokens + 19, 5, kHeadGroups * kHeadTileVocab + 513);
   for (int64_t t = 0; t < in.hidden.shape[0]; t += 3) {  // peaked: one logit far above
     for (int64_t c = 0; c < 5; ++c) in.hidden[t * 5 + c] *= 8;
   }
-  const Results expected = run(make_ref_device(), fused(), in);
+  const HeadResults expected = run_head(make_ref_device(), fused(), in);
   for (const Isa isa : isas_at_hand()) {
-    for (const Way& way : {chunked(1024), fused(), known()}) {
+    for (const HeadWay& way : {chunked(1024), local(200), fused(), known()}) {
       const std::string what = fmt::format("{} {}", isa_name(isa), name_of(way));
-      const Results two = run(make_cpu_device(isa, 2), way, in);
+      const HeadResults two = run_head(make_cpu_device(isa, 2), way, in);
       expect_alike(two, expected, 3e-6, what);
       for (int64_t t = 0; t < in.hidden.shape[0]; ++t) {
         ASSERT_NEAR(two.logp[t], expected.logp[t], 4e-5) << what << " token " << t;
         ASSERT_GE(two.entropy[t], 0) << what << " token " << t;
       }
-      expect_same_results(run(make_cpu_device(isa, 1), way, in), two, "threads " + what);
-      Inputs from_zero = in;
+      expect_same_results(run_head(make_cpu_device(isa, 1), way, in), two, "threads " + what);
+      HeadInputs from_zero = in;
       for (double& x : from_zero.dtable.values) x = 0;
-      expect_near(run(make_cpu_device(isa, 2), way, in, DType::kF32, false).dtable,
-                  run(make_cpu_device(isa, 2), way, from_zero).dtable, 1e-6, "written over " + what);
+      expect_near(run_head(make_cpu_device(isa, 2), way, in, DType::kF32, false).dtable,
+                  run_head(make_cpu_device(isa, 2), way, from_zero).dtable, 1e-6, "written over " + what);
     }
   }
 }
@@ -251,7 +160,7 @@ TEST(LogProbHead, SpecialLogitsBehaveAsInAPlainLogSoftmax) {
                                                                    {{-1, -200.0}, {1299, 0.0}}};
   for (size_t i = 0; i < cases.size(); ++i) {
     for (const int32_t target : {3, 700, 1299}) {
-      Inputs in = random_inputs(1, 1, kVocab);
+      HeadInputs in = random_head_inputs(1, 1, kVocab);
       in.hidden[0] = in.temperature[0] = 1;
       in.targets[0] = target;
       in.dentropy = HostArray();
@@ -262,8 +171,8 @@ TEST(LogProbHead, SpecialLogitsBehaveAsInAPlainLogSoftmax) {
       }
       for (const Isa isa : isas_at_hand()) {
         const Device device = make_cpu_device(isa);
-        const Results plain = run(device, chunked(1), in);
-        const Results tiles = run(device, fused(), in);
+        const HeadResults plain = run_head(device, chunked(1), in);
+        const HeadResults tiles = run_head(device, fused(), in);
         const std::string what = fmt::format("case {} target {}", i, target);
         if (std::isfinite(plain.logp[0])) {
           EXPECT_NEAR(tiles.logp[0], plain.logp[0], 2.4e-7 * std::max(1.0, std::abs(plain.logp[0]))) << what;
@@ -282,7 +191,7 @@ TEST(LogProbHead, SpecialLogitsBehaveAsInAPlainLogSoftmax) {
 TEST(LogProbHead, KnownFiniteLogits) {
   for (const Isa isa : isas_at_hand()) {
     const Device device = make_cpu_device(isa);
-    Inputs in = random_inputs(5, 4, 11);
+    HeadInputs in = random_head_inputs(5, 4, 11);
     const auto finite = [&](double temperature) {
       return logits_are_finite(device, to_device(device, in.hidden), to_device(device, in.table),
                                temperature);
@@ -292,7 +201,7 @@ TEST(LogProbHead, KnownFiniteLogits) {
     EXPECT_FALSE(finite(1e-32));
     in.table[7] = std::numeric_limits<double>::quiet_NaN();
     EXPECT_FALSE(finite(1));
-    in = random_inputs(5, 4, 11);
+    in = random_head_inputs(5, 4, 11);
     in.hidden[2] = std::numeric_limits<double>::infinity();
     EXPECT_FALSE(finite(1));
   }
@@ -307,17 +216,18 @@ TEST(LogProbHead, ABlockOfKnownCotangentsHoldsItsLogitsInBounds) {
 TEST(LogProbHead, TableGradientIsAddedAndMayBeLeftOut) {
   for (const Isa isa : isas_at_hand()) {
     const Device device = make_cpu_device(isa);
-    for (const Way& way : {chunked(4), fused(), known()}) {
-      Inputs in = random_inputs(9, 6, 20);
-      const Results added = run(device, way, in);
-      Inputs from_zero = in;
+    for (const HeadWay& way : {chunked(4), local(4), fused(), known()}) {
+      HeadInputs in = random_head_inputs(9, 6, 20);
+      const HeadResults added = run_head(device, way, in);
+      HeadInputs from_zero = in;
       for (double& x : from_zero.dtable.values) x = 0;
-      HostArray expected = run(device, way, from_zero).dtable;
-      expect_same(run(device, way, in, DType::kF32, false).dtable, expected, "written over what was there");
+      HostArray expected = run_head(device, way, from_zero).dtable;
+      expect_same(run_head(device, way, in, DType::kF32, false).dtable, expected,
+                  "written over what was there");
       for (int64_t i = 0; i < expected.size(); ++i) expected[i] += in.dtable[i];
       expect_near(added.dtable, expected, 1e-6, "added to what was there");
       in.dtable = HostArray();
-      const Results frozen = run(device, way, in);
+      const HeadResults frozen = run_head(device, way, in);
       EXPECT_EQ(frozen.dtable.shape.rank(), 0);
       expect_same(frozen.dhidden, added.dhidden, "dhidden with a frozen table");
     }
@@ -327,24 +237,24 @@ TEST(LogProbHead, TableGradientIsAddedAndMayBeLeftOut) {
 TEST(LogProbHead, TokensWithoutCotangentsGiveNothing) {
   for (const Isa isa : isas_at_hand()) {
     const Device device = make_cpu_device(isa);
-    Inputs in = random_inputs(9, 6, 20);
+    HeadInputs in = random_head_inputs(9, 6, 20);
     for (int64_t t = 3; t < 9; ++t) in.dlogp[t] = in.dentropy[t] = 0;
-    for (const Way& way : {chunked(2), fused(), known()}) {
-      const Results all = run(device, way, in);
+    for (const HeadWay& way : {chunked(2), local(2), fused(), known()}) {
+      const HeadResults all = run_head(device, way, in);
       for (int64_t i = 3 * 6; i < 9 * 6; ++i) ASSERT_EQ(all.dhidden[i], 0) << name_of(way);
     }
   }
 }
 
 TEST(LogProbHead, NoTokens) {
-  const Inputs in = random_inputs(0, 6, 20);
+  const HeadInputs in = random_head_inputs(0, 6, 20);
   for (const Isa isa : isas_at_hand()) {
     const Device device = make_cpu_device(isa);
-    for (const Way& way : {chunked(4), fused()}) {
-      const Results out = run(device, way, in);
+    for (const HeadWay& way : {chunked(4), local(4), fused()}) {
+      const HeadResults out = run_head(device, way, in);
       EXPECT_EQ(out.logp.size(), 0);
       expect_same(out.dtable, to_host(device, to_device(device, in.dtable)), "the gradient of the table");
-      const Results over = run(device, way, in, DType::kF32, false);
+      const HeadResults over = run_head(device, way, in, DType::kF32, false);
       for (const double x : over.dtable.values) ASSERT_EQ(x, 0);
     }
   }

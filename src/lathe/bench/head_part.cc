@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "lathe/bench/measure.h"
@@ -112,7 +113,7 @@ PartSpec head_part(const HeadSizes& s, DType dtype) {
   PartSpec spec;
   spec.name = "head";
   spec.sizes = {{"tokens", s.tokens}, {"dim", s.dim}, {"vocab", s.vocab}, {"scored", n}};
-  spec.words = {{"mode", s.mode == HeadMode::kChunked ? "chunked" : "fused"},
+  spec.words = {{"mode", head_mode_name(s.mode)},
                 {"path", s.known ? "known" : "two-pass"},
                 {"entropy_gradient", s.entropy_gradient ? "yes" : "no"}};
   spec.make = [s, dtype](Device& device, bool small) -> std::unique_ptr<Part> {
@@ -124,6 +125,17 @@ PartSpec head_part(const HeadSizes& s, DType dtype) {
     }
     return std::make_unique<HeadPart>(device, sizes, dtype);
   };
+  // Two blocks of tokens and, of chunked and local, two chunks; rows wider than what a product takes at once.
+  for (const auto& [tokens, dim, vocab] :
+       {std::array<int64_t, 3>{2 * (kHeadTileTokens + 8), 16, 520}, std::array<int64_t, 3>{16, 2056, 520}}) {
+    HeadSizes sizes = s;
+    sizes.tokens = std::min(s.tokens, tokens);
+    sizes.dim = std::min(s.dim, dim);
+    sizes.vocab = std::min(s.vocab, vocab);
+    sizes.chunk = std::min(s.chunk, kHeadTileTokens);
+    spec.also_checked.emplace_back(
+        [sizes, dtype](Device& device) { return std::make_unique<HeadPart>(device, sizes, dtype); });
+  }
   // Logits, both gradients; with two passes the logits once more.
   spec.flops = (s.known ? 6.0 : 8.0) * static_cast<double>(n) * static_cast<double>(s.dim) *
                static_cast<double>(s.vocab);

@@ -32,6 +32,8 @@ struct PartSpec {
   std::vector<std::pair<std::string, int64_t>> sizes;
   // On a device, at the size to be timed; or, small, at one where the reference takes no time.
   std::function<std::unique_ptr<Part>(Device& device, bool small)> make;
+  // Further small ones to be checked: what the first cannot reach, such as a second block or a wide row.
+  std::vector<std::function<std::unique_ptr<Part>(Device& device)>> also_checked;
   double flops = 0;  // counted, forward and backward
   // The yardstick: ways to do the same products; the fastest counts. `threads` and `type` are filled in.
   std::vector<std::vector<LibraryGemm::Problem>> products;

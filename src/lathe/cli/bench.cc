@@ -106,11 +106,11 @@ void add_head(CLI::App& bench, const Arguments& arguments, CommandContext& conte
   add_size(command, "--vocab", s.vocab, "Rows of the table");
   command.add_option("--mode", arguments->head_mode, "Which program")
       ->capture_default_str()
-      ->check(CLI::IsMember({"chunked", "fused"}));
+      ->check(CLI::IsMember({"chunked", "local", "fused"}));
   command.add_option("--path", arguments->head_path, "known: cotangents are known while scoring")
       ->capture_default_str()
       ->check(CLI::IsMember({"two-pass", "known"}));
-  add_size(command, "--chunk", s.chunk, "Tokens of a chunk, of mode chunked");
+  add_size(command, "--chunk", s.chunk, "Tokens of a chunk, of modes chunked and local");
   command.add_option("--scored", s.scored, "Share of the tokens whose log-probs are wanted")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1.0));
@@ -119,7 +119,7 @@ void add_head(CLI::App& bench, const Arguments& arguments, CommandContext& conte
   command.callback([arguments, &context] {
     context.action = [arguments, &context] {
       HeadSizes sizes = arguments->head;
-      sizes.mode = arguments->head_mode == "chunked" ? HeadMode::kChunked : HeadMode::kFused;
+      sizes.mode = head_mode_of(arguments->head_mode);
       sizes.known = arguments->head_path == "known";
       if (!(sizes.scored > 0)) {
         config_error("--scored", fmt::format("{} of the tokens", sizes.scored), "give a share above 0");

@@ -204,20 +204,20 @@ void add_head_and_remat(std::vector<Option>* table) {
   Option& mode = head.word("mode", &HeadSection::mode, {"auto", "chunked", "local", "fused"},
                            "how log-probs are computed without storing all logits");
   mode.score = true;
-  mode.built = {"auto", "chunked", "fused"};
   mode.choice = [](const RunConfig& c) { return chosen_head_mode(c.head); };
-  Option& chunk = head.integer("chunk", &HeadSection::chunk, from_to(1, kMostTokens),
-                               "tokens whose logits exist at one time, where head.mode is chunked");
+  Option& chunk = head.integer(
+      "chunk", &HeadSection::chunk, from_to(1, kMostTokens),
+      "tokens whose logits exist at one time, where head.mode is chunked or local; given, auto is local");
   chunk.score = true;
-  chunk.needs = {{"head.mode", "auto or chunked",
-                  [](const RunConfig& c) { return c.head.mode == "auto" || c.head.mode == "chunked"; }}};
+  chunk.needs = {
+      {"head.mode", "auto, chunked or local", [](const RunConfig& c) { return c.head.mode != "fused"; }}};
   Option& known = head.word("known_cotangent", &HeadSection::known_cotangent, {"auto", "off"},
                             "logits are made once where the loss is known token by token");
   known.needs = {
       {"head.mode", "fused", [](const RunConfig& c) { return chosen_head_mode(c.head) == "fused"; }}};
   known.choice = [](const RunConfig& c) {
-    const bool used = chosen_head_mode(c.head) == "fused" && !c.grpo.depends_on_whole_sequences();
-    return std::string(used ? "on" : "off");
+    const std::string choice = known_cotangent_choice(c);
+    return choice.substr(0, choice.find(':'));
   };
   Option& replicate = head.word("replicate_sequence", &HeadSection::replicate_sequence,
                                 {"auto", "always", "never"}, "every context rank holds the head's whole row");

@@ -35,7 +35,7 @@ struct EngineOptions {
   bool frozen = false;  // scoring only: no gradients, no optimizer
   HeadMode head_mode = HeadMode::kFused;
   bool known_cotangent = true;  // where the loss allows it
-  int64_t head_chunk = 1024;    // of HeadMode::kChunked
+  int64_t head_chunk = 1024;    // of HeadMode::kChunked and kLocal
   int64_t delta_rule_chunk = 64;
   bool exclude_padding_from_routing = true;
   RematPolicy remat = RematPolicy::kAuto;
@@ -155,6 +155,8 @@ class Engine {
   // No cotangent depends on other tokens' log-probs, whatever they are.
   [[nodiscard]] bool may_know_cotangents() const;
   [[nodiscard]] ParameterRole head_table() const;
+  // The table as head.mode wants it: the one that is held, or gathered for every chunk.
+  [[nodiscard]] HeadTable table_of(const Scored& scored, Phase phase) const;
   [[nodiscard]] HeadParams head_params() const;
   [[nodiscard]] LossResult loss_of(const MicroBatch& batch, const TokenScores& scores) const;
   [[nodiscard]] LossResult loss_of(const MicroBatch& batch, const TokenScores& scores, size_t begin,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "lathe/head/known_cotangent.h"
@@ -14,12 +15,13 @@ Engine::Scored Engine::gather_scored(const PreparedMicroBatch& prepared, ConstVi
   // Gathered before the final norm: a row that is two thirds prompt costs a third.
   out.hidden = device_.activation(Shape{n, config_.hidden_size}, "head.hidden");
   device_.kernels.gather_rows(*device_.queue, hidden, prepared.hidden_index, out.hidden);
-  const GatheredWeights weights = store_->gather(kHeadUnit, phase);
+  out.weights = store_->gather(kHeadUnit, phase);
   out.normed = device_.activation(Shape{n, config_.hidden_size}, "head.normed");
   out.rstd = device_.activation(Shape{n}, "head.rstd");
   device_.kernels.rmsnorm_forward(*device_.queue,
                                   {.eps = config_.rms_norm_eps, .offset = config_.norm_offset}, out.hidden,
-                                  weights[ParameterRole::kFinalNorm], out.normed, out.rstd);
+                                  out.weights[ParameterRole::kFinalNorm], out.normed, out.rstd);
+  if (options_.head_mode == HeadMode::kChunked) out.weights = {};
   out.logprobs = device_.activation(Shape{n}, "head.logprobs");
   out.entropy = device_.activation(Shape{n}, "head.entropy");
   return out;
@@ -29,13 +31,21 @@ ParameterRole Engine::head_table() const {
   return config_.tie_word_embeddings ? ParameterRole::kEmbedding : ParameterRole::kLmHead;
 }
 
+HeadTable Engine::table_of(const Scored& scored, Phase phase) const {
+  if (options_.head_mode != HeadMode::kChunked) return scored.weights[head_table()];
+  return HeadTable([this, phase, held = std::make_shared<GatheredWeights>()] {
+    *held = {};  // the last chunk's table goes before the next one comes
+    *held = store_->gather(kHeadUnit, phase);
+    return (*held)[head_table()];
+  });
+}
+
 HeadParams Engine::head_params() const {
   return {.mode = options_.head_mode, .chunk = options_.head_chunk, .compute = options_.compute};
 }
 
 TokenScores Engine::score_only(const PreparedMicroBatch& prepared, Scored& scored) {
-  const GatheredWeights weights = store_->gather(kHeadUnit, Phase::kForward);
-  lathe::score(device_, head_params(), scored.normed, weights[head_table()], prepared.targets,
+  lathe::score(device_, head_params(), scored.normed, table_of(scored, Phase::kForward), prepared.targets,
                prepared.temperature, scored.logprobs, scored.entropy, scored.head);
   return {download(scored.logprobs), download(scored.entropy)};
 }
@@ -98,11 +108,11 @@ bool Engine::may_know_cotangents() const {
 
 LossResult Engine::score_for_loss(const PreparedMicroBatch& prepared, Scored& scored) {
   if (may_know_cotangents() && prepared.host.scored() > 0) {
-    const GatheredWeights weights = store_->gather(kHeadUnit, Phase::kForward);
+    const ConstView table = scored.weights[head_table()];
     const auto& temperatures = prepared.host.temperature;
-    if (logits_are_finite(device_, scored.normed, weights[head_table()],
+    if (logits_are_finite(device_, scored.normed, table,
                           *std::min_element(temperatures.begin(), temperatures.end()))) {
-      return score_with_known_cotangents(prepared, scored, weights[head_table()]);
+      return score_with_known_cotangents(prepared, scored, table);
     }
     ++accumulated_.head_restarts;
   }
@@ -147,23 +157,24 @@ Tensor Engine::backward_from_scores(const PreparedMicroBatch& prepared, Scored& 
   Queue& queue = *device_.queue;
   const int64_t n = prepared.host.scored();
   Tensor d_hidden = device_.activation(Shape{prepared.host.tokens(), config_.hidden_size}, "dhidden");
-  const GatheredWeights weights = store_->gather(kHeadUnit, Phase::kBackward);
   if (scored.d_normed.empty()) {
     const Tensor d_logprobs = upload(loss.dlogprobs, "head.dlogprobs");
     const Tensor d_entropy = loss.dentropy.empty() ? Tensor() : upload(loss.dentropy, "head.dentropy");
     const GradientTarget target = store_->product_target(head_table());
     scored.d_normed = device_.activation(Shape{n, config_.hidden_size}, "head.dnormed");
-    score_backward(device_, head_params(), d_logprobs, d_entropy, scored.normed, weights[head_table()],
-                   prepared.targets, prepared.temperature, scored.entropy, scored.head, scored.d_normed,
-                   target.view, target.accumulate);
+    score_backward(device_, head_params(), d_logprobs, d_entropy, scored.normed,
+                   table_of(scored, Phase::kBackward), prepared.targets, prepared.temperature, scored.entropy,
+                   scored.head, scored.d_normed, target.view, target.accumulate);
   }
+  if (options_.head_mode == HeadMode::kChunked) scored.weights = store_->gather(kHeadUnit, Phase::kBackward);
   Tensor d_scored = device_.activation(Shape{n, config_.hidden_size}, "head.dhidden");
   Tensor scratch = device_.scratch(rmsnorm_backward_scratch(n, config_.hidden_size), "head.norm partials");
   device_.kernels.rmsnorm_backward(queue, {.eps = config_.rms_norm_eps, .offset = config_.norm_offset},
-                                   scored.d_normed, scored.hidden, weights[ParameterRole::kFinalNorm],
+                                   scored.d_normed, scored.hidden, scored.weights[ParameterRole::kFinalNorm],
                                    scored.rstd, d_scored, store_->target(ParameterRole::kFinalNorm), scratch);
   device_.kernels.fill(queue, 0, d_hidden);
   device_.kernels.scatter_add_rows(queue, d_scored, prepared.hidden_index, d_hidden);
+  scored.weights = {};
   store_->finish(kHeadUnit);
   return d_hidden;
 }

@@ -7,6 +7,8 @@
 namespace lathe {
 
 struct Engine::Scored {
+  GatheredWeights
+      weights;    // of the head, until backward is done; `chunked` holds them only while it needs them
   Tensor hidden;  // [n, hidden], gathered, before the final norm
   Tensor normed, rstd;
   Tensor logprobs, entropy;  // [n]

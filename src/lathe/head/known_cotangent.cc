@@ -17,6 +17,7 @@ void score_known(const Device& device, const HeadParams& params, ConstView hidde
   const int64_t tokens = hidden.dim(0);
   const int64_t vocab = table.dim(0);
   LATHE_CHECK(tokens > 0, "no tokens");
+  check_head_targets(device, targets, vocab);
   const int64_t block = std::min(tokens, known_cotangent_block(vocab, device.float_type()));
   const Tensor kept = device.scratch(block * vocab, "head logits of a block");
   const Tensor scratch = device.scratch(fused_log_prob_scratch(block, hidden.dim(1)), "head partials");

@@ -1,6 +1,6 @@
 // Log-probabilities of targets and entropies straight from hidden states, over tiles of the vocabulary that stay in a core's
 // cache: logits = hidden table^T are never stored whole. Values and cotangents are those of log_prob.h.
-// hidden: [n, dim]; table: [vocab, dim], f32 or bf16; targets: i32 [n] in [0, vocab); temperature: [n] > 0; logp, entropy: [n];
+// hidden: [n, dim]; table: [vocab, dim], f32 or bf16; targets: i32 [n] in [0, vocab); temperature: [n] >= 0, 0 meaning 1; logp, entropy: [n];
 // stats: [n, 2] = (m, sum exp(z - m)).
 // Forward, online log-sum-exp (Milakov and Gimelshein 2018): tiles are taken in groups of fixed size, a group's
 // (max, sum, weighted sum) are merged in order.

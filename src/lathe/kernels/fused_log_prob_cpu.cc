@@ -123,7 +123,7 @@ LATHE_INLINE void group_forward(const Problem& p, std::byte* workspace, int64_t 
     for (int64_t i = 0; i < tile.tokens; ++i) {
       const float* const x = tile.logits + i * tile.words;
       const int64_t t = token + i;
-      const float inverse_tau = 1.0F / p.temperature[t];
+      const float inverse_tau = inverse_temperature(p.temperature[t]);
       const RowMaximum top = maximum(x, tile.words);
       const RowSums sums = part_sums(x, tile.words, inverse_tau, finite_or_zero(top.value * inverse_tau));
       Partial& partial = partials[t * kHeadGroups + group];
@@ -139,7 +139,7 @@ LATHE_INLINE void group_forward(const Problem& p, std::byte* workspace, int64_t 
 }
 
 LATHE_INLINE void finish_token(const Partial* groups, float tau, float* logp, float* entropy, float* stats) {
-  const float inverse_tau = 1.0F / tau;
+  const float inverse_tau = inverse_temperature(tau);
   Running all;
   float zero_or_nan = 0;
   for (int64_t g = 0; g < kHeadGroups; ++g) {
@@ -212,7 +212,7 @@ LATHE_INLINE void make_cotangents(const Problem& p, const Cotangents& c, const T
   for (int64_t i = 0; i < tile.tokens; ++i) {
     const int64_t t = tile.token + i;
     float* const x = tile.logits + i * tile.words;
-    const float inverse_tau = 1.0F / p.temperature[t];
+    const float inverse_tau = inverse_temperature(p.temperature[t]);
     const RowCotangent row{.inverse_tau = inverse_tau,
                            .m = c.stats[2 * t],
                            .sum = c.stats[2 * t + 1],

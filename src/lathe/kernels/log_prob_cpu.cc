@@ -56,7 +56,7 @@ void log_prob_forward(Queue& queue, ConstView logits, ConstView targets, ConstVi
   float* const saved = elements<float>(stats);
   for_rows(queue, logits.dim(0), vocab, [=](int64_t t) {
     const float* const x = all + t * vocab;
-    const float inverse_tau = 1.0F / tau[t];
+    const float inverse_tau = inverse_temperature(tau[t]);
     const RowMaximum top = maximum(x, vocab);
     const float scaled = top.value * inverse_tau;
     const float m = scaled - scaled == 0.0F ? scaled : 0.0F;
@@ -87,7 +87,7 @@ void log_prob_backward(Queue& queue, ConstView dlogp, ConstView dentropy, ConstV
   for_rows(queue, logits.dim(0), vocab, [=](int64_t t) {
     const float* const x = all + t * vocab;
     float* const dx = out + t * vocab;
-    const float inverse_tau = 1.0F / tau[t];
+    const float inverse_tau = inverse_temperature(tau[t]);
     const float g = dlp[t] * inverse_tau;
     const float e = dh == nullptr ? 0.0F : dh[t] * inverse_tau;
     cotangent({.inverse_tau = inverse_tau,

@@ -9,6 +9,12 @@
 namespace lathe::ref {
 namespace {
 
+// 0 is greedy sampling, whose log-probs are taken at 1.
+template <typename T>
+T divisor(T temperature) {
+  return temperature == 0 ? T{1} : temperature;
+}
+
 template <typename T>
 void forward(ConstView logits, ConstView targets, ConstView temperature, View logp, View entropy,
              View stats) {
@@ -16,7 +22,7 @@ void forward(ConstView logits, ConstView targets, ConstView temperature, View lo
   const int64_t vocab = logits.dim(1);
   for (int64_t t = 0; t < tokens; ++t) {
     const T* const x = elements<T>(logits) + t * vocab;
-    const T tau = elements<T>(temperature)[t];
+    const T tau = divisor(elements<T>(temperature)[t]);
     T m = -std::numeric_limits<T>::infinity();
     bool finite = true;
     for (int64_t v = 0; v < vocab; ++v) {
@@ -49,7 +55,7 @@ void backward(ConstView dlogp, ConstView dentropy, ConstView logits, ConstView t
     T* const dx = elements<T>(dlogits) + t * vocab;
     const T g = elements<T>(dlogp)[t];
     const T e = dh == nullptr ? T{0} : dh[t];
-    const T tau = elements<T>(temperature)[t];
+    const T tau = divisor(elements<T>(temperature)[t]);
     const T m = elements<T>(stats)[2 * t];
     const T sum = elements<T>(stats)[2 * t + 1];
     for (int64_t v = 0; v < vocab; ++v) {

@@ -10,6 +10,11 @@ namespace lathe::LATHE_ISA_NAMESPACE {
 // d is not taken below this where it is multiplied by e^d = 0: it may be -infinity for finite logits.
 inline constexpr float kLowestExponent = -200.0F;
 
+// 0 is greedy sampling, whose log-probs are taken at 1.
+LATHE_INLINE float inverse_temperature(float tau) {
+  return tau == 0.0F ? 1.0F : 1.0F / tau;
+}
+
 struct RowMaximum {
   float value = 0;     // of the logits that are numbers
   bool finite = true;  // all logits

@@ -37,11 +37,8 @@ struct HeadSection {
   std::string replicate_sequence = "auto";
 };
 
-// What head.mode: auto means: chunked where its chunk is given, else fused.
-[[nodiscard]] inline std::string chosen_head_mode(const HeadSection& head) {
-  if (head.mode == "auto") return head.chunk == HeadSection{}.chunk ? "fused" : "chunked";
-  return head.mode == "chunked" ? "chunked" : "fused";
-}
+// head.mode, with auto resolved: local where its chunk is given, else fused.
+[[nodiscard]] std::string chosen_head_mode(const HeadSection& head);
 
 struct RematSection {
   std::string policy = "auto";  // auto, full, none
@@ -103,5 +100,9 @@ struct RunConfig {
   EngineSection engine;
   RunSection run;
 };
+
+// What is chosen for head.mode and head.known_cotangent, and why: "fused: the fastest ...".
+[[nodiscard]] std::string head_mode_choice(const HeadSection& head);
+[[nodiscard]] std::string known_cotangent_choice(const RunConfig& config);
 
 }  // namespace lathe

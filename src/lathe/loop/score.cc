@@ -137,7 +137,9 @@ ScoreSummary score(const RunConfig& config, const std::string& rollouts, const s
   const std::unique_ptr<Communicator> communicator = make_solo_communicator();
   Engine engine(device, *communicator, model.config, model.layout, options, log);
   engine.load(*model.folder);
-  for (const auto& [key, choice] : notes) log.info("{}: {}", key, choice);
+  for (const auto& [key, choice] : notes) {
+    if (key != "head.known_cotangent") log.info("{}: {}", key, choice);  // scoring has no loss
+  }
 
   const double start = steady_seconds();
   const std::vector<LineScores> scores = score_lines(engine, file, packing, batching, log);

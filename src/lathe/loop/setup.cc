@@ -39,18 +39,10 @@ EngineOptions engine_options(const RunConfig& config, const DeviceOptions& devic
                                                       : "f32: no native bf16 products here");
   }
   options.head_chunk = config.head.chunk;
-  const std::string mode = chosen_head_mode(config.head);
-  options.head_mode = mode == "chunked" ? HeadMode::kChunked : HeadMode::kFused;
+  options.head_mode = head_mode_of(chosen_head_mode(config.head));
   options.known_cotangent = config.head.known_cotangent == "auto";
-  if (config.head.mode == "auto") {
-    notes->emplace_back("head.mode", mode == "chunked" ? "chunked: head.chunk is given"
-                                                       : "fused: the fastest, and never stores all logits");
-  }
-  if (mode == "fused" && config.head.known_cotangent == "auto") {
-    notes->emplace_back("head.known_cotangent", config.grpo.depends_on_whole_sequences()
-                                                    ? "off: the loss depends on whole sequences"
-                                                    : "on: each token's loss depends on its own log-prob");
-  }
+  notes->emplace_back("head.mode", head_mode_choice(config.head));
+  notes->emplace_back("head.known_cotangent", known_cotangent_choice(config));
   options.delta_rule_chunk = config.gdn.chunk;
   options.exclude_padding_from_routing = config.moe.exclude_padding_from_routing;
   options.remat = config.remat.policy == "full"   ? RematPolicy::kFull

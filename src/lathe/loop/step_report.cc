@@ -62,7 +62,17 @@ void StepReporter::report(const StepResult& result, StepInfo info, const Notes& 
   const auto loss = loss_metrics(config_.grpo, result.stats, result.denominator);
   metrics.insert(metrics.end(), loss.begin(), loss.end());
   metrics.insert(metrics.end(), rest.begin(), rest.end());
-  folder_.write_metrics(result.step, metrics, notes);
+  Notes all = notes;
+  if (result.head_restarts > 0) {
+    all.emplace_back(
+        "head.restarts",
+        fmt::format("{} of the step's micro-batches took two passes: their logits may not be finite",
+                    result.head_restarts));
+    if (!std::exchange(restart_said_, true)) {
+      log_.warning("step {}: {} (head/restarts counts them; said once)", result.step, all.back().second);
+    }
+  }
+  folder_.write_metrics(result.step, metrics, all);
   write_log(result, info, loss, step_s);
   for (const Hint& hint : hints_.check(result.step, metrics)) {
     hint.warning ? log_.write_warning(hint.text) : log_.write_info(hint.text);

@@ -30,7 +30,7 @@ class StepReporter {
   void set_startup_seconds(double seconds) { startup_s_ = seconds; }
   // What the rehearsal of a step said; compared with what the first step really took.
   void set_planned_memory(int64_t bytes) { planned_memory_ = bytes; }
-  // `notes` go into the first line of metrics.jsonl.
+  // `notes` go into the first line of metrics.jsonl, and why the head took two passes if it had to in that step.
   void report(const StepResult& result, StepInfo info, const Notes& notes);
 
  private:
@@ -50,6 +50,7 @@ class StepReporter {
   double startup_s_ = 0;
   int64_t planned_memory_ = 0;
   double last_report_;
+  bool restart_said_ = false;
 };
 
 }  // namespace lathe
