@@ -163,7 +163,7 @@ StepResult Engine::run_update(int64_t step) {
   saver_.wait();
   const double start = steady_seconds();
   std::array<double, 3> sums{loss_sum_, denominator_sum_, accumulated_.stats.active_sequences};
-  communicator_.all_reduce_sum({kAxisAll, Phase::kUpdate, "loss"}, sums);
+  communicator_.all_reduce_sum({.axes = kAxisAll, .phase = Phase::kUpdate, .tensor = "loss"}, sums);
   StepResult result = std::exchange(accumulated_, {});
   result.step = step;
   result.save_wait_s = start - asked;
@@ -215,7 +215,7 @@ void Engine::write_gradients(const std::string& path) {
   thread_->run([&] {
     store_->complete_gradients();
     std::array<double, 2> sums{denominator_sum_, accumulated_.stats.active_sequences};
-    communicator_.all_reduce_sum({kAxisAll, Phase::kUpdate, "loss"}, sums);
+    communicator_.all_reduce_sum({.axes = kAxisAll, .phase = Phase::kUpdate, .tensor = "loss"}, sums);
     const double denominator = step_denominator(options_.grpo, sums[0], sums[1]);
     const double scale = denominator > 0 ? 1 / denominator : 0;
     write_hf_tensors(

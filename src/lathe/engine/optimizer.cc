@@ -119,7 +119,8 @@ UpdateResult Optimizer::update(int64_t step, double denominator, double loss, do
   for (const Parameter& parameter : store_.parameters()) {
     if (parameter.trains()) square += device_.kernels.sum_of_squares(*device_.queue, parameter.gradient);
   }
-  communicator_.all_reduce_sum({kAxisAll, Phase::kUpdate, "grad_norm"}, std::span(&square, 1));
+  communicator_.all_reduce_sum({.axes = kAxisAll, .phase = Phase::kUpdate, .tensor = "grad_norm"},
+                               std::span(&square, 1));
   result.grad_norm = std::sqrt(square) / denominator;
 
   if (!std::isfinite(result.grad_norm) || !std::isfinite(loss)) {

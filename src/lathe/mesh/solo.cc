@@ -1,46 +1,42 @@
-// One rank: gathers and scatters hand over the same memory, reductions change nothing.
+// One rank: what is gathered or reduced is already there, in the same memory.
 #include "lathe/core/error.h"
 #include "lathe/mesh/communicator.h"
 
 namespace lathe {
-
-const char* phase_name(Phase phase) {
-  switch (phase) {
-    case Phase::kPrepare:
-      return "prepare";
-    case Phase::kForward:
-      return "forward";
-    case Phase::kRemat:
-      return "remat";
-    case Phase::kBackward:
-      return "backward";
-    case Phase::kUpdate:
-      return "update";
-  }
-  return "?";
-}
-
 namespace {
 
 class SoloCommunicator final : public Communicator {
  public:
   [[nodiscard]] const MeshShape& mesh() const override { return mesh_; }
   [[nodiscard]] int rank() const override { return 0; }
-  [[nodiscard]] int size(AxisSet /*axes*/) const override { return 1; }
-  [[nodiscard]] int index(AxisSet /*axes*/) const override { return 0; }
 
-  void all_gather(const Exchange& exchange, ConstView part, View whole) override {
-    LATHE_CHECK(part.data == whole.data, "{}: a solo gather is the part itself", exchange.tensor);
+  Request start_all_gather(const Exchange& exchange, std::span<const GatherPiece> pieces) override {
+    for (const GatherPiece& piece : pieces) check_same(exchange, piece.part, piece.whole);
+    return {};
   }
-  void reduce_scatter(const Exchange& exchange, ConstView whole, View part) override {
-    LATHE_CHECK(part.data == whole.data, "{}: a solo reduction is the whole itself", exchange.tensor);
+  Request start_reduce_scatter(const Exchange& exchange, std::span<const ReducePiece> pieces) override {
+    for (const ReducePiece& piece : pieces) check_same(exchange, piece.whole, piece.part);
+    return {};
   }
-  void all_reduce(const Exchange& /*exchange*/, View /*data*/) override {}
+  Request start_all_reduce(const Exchange& /*exchange*/, View /*data*/) override { return {}; }
+  Request start_all_to_all(const Exchange& exchange, ConstView from, View to) override {
+    check_same(exchange, from, to);
+    return {};
+  }
+  Request start_send_recv(const Exchange& exchange, std::span<const SendPiece> sends,
+                          std::span<const ReceivePiece> receives) override {
+    LATHE_CHECK(sends.empty() && receives.empty(), "{}: one rank has no neighbour", exchange.tensor);
+    return {};
+  }
   void all_reduce_sum(const Exchange& /*exchange*/, std::span<double> /*values*/) override {}
   void all_reduce_max(const Exchange& /*exchange*/, std::span<double> /*values*/) override {}
-  void barrier() override {}
+  void barrier(Channel /*channel*/) override {}
+  [[nodiscard]] Ledger* ledger() override { return nullptr; }
 
  private:
+  static void check_same(const Exchange& exchange, ConstView from, ConstView to) {
+    LATHE_CHECK(from.data == to.data, "{}: on one rank the part is the whole", exchange.tensor);
+  }
   MeshShape mesh_;
 };
 

@@ -27,9 +27,6 @@ AttentionParams attention_params(const ModelConfig& config, const BatchView& bat
           .scale = 1 / std::sqrt(static_cast<double>(config.head_dim))};
 }
 
-constexpr Exchange kGatherKv{kAxisContext, Phase::kForward, "attention.kv"};
-constexpr Exchange kReduceKv{kAxisContext, Phase::kBackward, "attention.kv"};
-
 }  // namespace
 
 Tensor attention_forward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights,
@@ -57,8 +54,6 @@ Tensor attention_forward(ModelContext& context, const BatchView& batch, const Ga
       queue, rope_params(config), saved.q_proj.view().reshape({tokens, heads, q_width}),
       saved.k_proj.view().reshape({tokens, kv_heads, dim}), batch.positions, weights[ParameterRole::kQNorm],
       weights[ParameterRole::kKNorm], saved.q, saved.k, saved.q_rstd, saved.k_rstd);
-  context.communicator.all_gather(kGatherKv, saved.k, saved.k);
-  context.communicator.all_gather(kGatherKv, saved.v, saved.v);
 
   saved.o = device.activation(Shape{tokens, heads, dim}, "attention.o");
   saved.lse = device.activation(Shape{tokens, heads}, "attention.lse");
@@ -115,8 +110,6 @@ Tensor attention_backward(ModelContext& context, const BatchView& batch, const G
   }
   d_o.reset();
   saved.o.reset();
-  context.communicator.reduce_scatter(kReduceKv, dk, dk);
-  context.communicator.reduce_scatter(kReduceKv, dv, dv);
 
   Tensor dk_proj = device.activation(Shape{tokens, kv_heads, dim}, "attention.dk_proj");
   {

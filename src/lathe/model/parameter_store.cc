@@ -168,7 +168,7 @@ GatheredWeights ParameterStore::gather(int unit, Phase phase) {
     const ConstView part = p.value();
     const View whole = p.weight.empty() ? p.master.view() : p.weight.view();
     communicator_.all_gather(
-        {kAxisFsdp | kAxisContext | kAxisExpert, phase, p.spec->slices.front().tensor.c_str()}, part, whole);
+        {.axes = kAxesDense, .phase = phase, .tensor = p.spec->slices.front().tensor.c_str()}, part, whole);
     out.views_.emplace_back(p.spec->role, whole);
   }
   return out;
@@ -202,7 +202,7 @@ void ParameterStore::finish(int unit) {
     // A tied table is complete only when the embedding's part is in.
     if (unit == kHeadUnit && p.spec->role == ParameterRole::kEmbedding) continue;
     communicator_.reduce_scatter(
-        {kAxisFsdp | kAxisContext | kAxisExpert, Phase::kBackward, p.spec->slices.front().tensor.c_str()},
+        {.axes = kAxesDense, .phase = Phase::kBackward, .tensor = p.spec->slices.front().tensor.c_str()},
         p.gradient, p.gradient);
   }
 }
