@@ -32,10 +32,10 @@ void add_model(std::vector<Option>* table) {
   rows.word("weight_dtype", &ModelSection::weight_dtype, {"f32", "bf16"},
             "how matrices are stored on the device; the optimizer's master copy is f32 always")
       .score = true;
-  Option& compute =
-      rows.word("compute_dtype", &ModelSection::compute_dtype, {"auto", "f32", "bf16"},
-                "type of the inputs of matrix products; auto: bf16 where this processor multiplies it "
-                "natively, else f32; sums are f32 always");
+  Option& compute = rows.word(
+      "compute_dtype", &ModelSection::compute_dtype, {"auto", "f32", "bf16"},
+      "type of the inputs of the head's matrix products and of those of backward; auto: bf16 where this "
+      "processor multiplies it natively, else f32; sums, and the layers' forward, are f32 always");
   compute.score = true;
   compute.choice = [](const RunConfig& c) {
     return std::string(c.run.device == "cpu" && has_native_bf16(chosen_isa()) ? "bf16" : "f32");

@@ -30,7 +30,7 @@ struct EngineOptions {
   OptimizerConfig optimizer;
   int64_t total_steps = 1;
   DType weight_dtype = DType::kF32;
-  DType compute = DType::kF32;
+  DType compute = DType::kF32;  // of the head's products and of the decoder's backward, see DecoderOptions
   std::vector<std::string> trainable;
   bool frozen = false;  // scoring only: no gradients, no optimizer
   HeadMode head_mode = HeadMode::kFused;

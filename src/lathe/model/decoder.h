@@ -16,7 +16,9 @@
 namespace lathe {
 
 struct DecoderOptions {
-  DType compute = DType::kF32;  // of matrix products: f32 or bf16 (rounded inputs, f32 sums)
+  // Of the matrix products of backward: f32 or bf16 (rounded inputs, f32 sums). Those of forward are f32 always: experts
+  // are chosen by what they give, and rounding to bf16 flips near ties.
+  DType compute = DType::kF32;
   int64_t delta_rule_chunk = 64;
   bool exclude_padding_from_routing = true;
 };
@@ -124,7 +126,7 @@ class Decoder {
   std::vector<int> moe_index_;  // per layer: its number among the MoE layers, or -1
 };
 
-// y[:, :] (+)= x W^T, dx = dy W, dW (+)= dy^T x, with the context's compute type; x [rows, in], W [out, in].
+// y = x W^T in f32; dx (+)= dy W and dW (+)= dy^T x with the context's compute type. x [rows, in], W [out, in].
 [[nodiscard]] Tensor linear_forward(const ModelContext& context, ConstView x, ConstView weight,
                                     const char* name);
 [[nodiscard]] Tensor linear_input_gradient(const ModelContext& context, ConstView dy, ConstView weight,

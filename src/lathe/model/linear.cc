@@ -14,8 +14,7 @@ Tensor linear_forward(const ModelContext& context, ConstView x, ConstView weight
   const int64_t in = weight.dim(1);
   const int64_t rows = x.size() / in;
   Tensor y = context.device.activation(Shape{rows, weight.dim(0)}, name);
-  context.device.kernels.matmul(*context.device.queue, {.trans_b = true, .compute = context.options.compute},
-                                as_matrix(x, in), weight, y);
+  context.device.kernels.matmul(*context.device.queue, {.trans_b = true}, as_matrix(x, in), weight, y);
   return y;
 }
 

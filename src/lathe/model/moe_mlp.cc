@@ -64,7 +64,7 @@ Tensor moe_forward(ModelContext& context, const BatchView& batch, const Gathered
   const int64_t slots = tokens * config.num_experts_per_tok;
   const Shape choice{tokens, config.num_experts_per_tok};
 
-  // The router multiplies in f32 whatever the compute type: near ties must not flip between passes.
+  // Router products are f32 in backward too: they are small.
   const ConstView router = weights[ParameterRole::kRouter];
   saved.logits = device.activation(Shape{tokens, config.num_experts}, "moe.logits");
   device.kernels.matmul(queue, {.trans_b = true}, x, router, saved.logits);
@@ -82,7 +82,7 @@ Tensor moe_forward(ModelContext& context, const BatchView& batch, const Gathered
   saved.rows = device.activation(Shape{slots, config.hidden_size}, "moe.rows");
   device.kernels.moe_gather(queue, x, saved.slot_of_row, saved.offsets, saved.rows);
   saved.gate_up = device.activation(Shape{slots, 2 * config.moe_intermediate_size}, "moe.gate_up");
-  const GroupedMatmulParams product{.trans_w = true, .compute = context.options.compute};
+  const GroupedMatmulParams product{.trans_w = true};
   device.kernels.grouped_matmul(queue, product, saved.rows, weights[ParameterRole::kExpertsGateUp],
                                 saved.offsets, saved.gate_up);
   Tensor out;
