@@ -104,7 +104,7 @@ TEST(HeadModes, AFrozenTableHasNoGradientAndChangesNoOther) {
     const Gradients actual = part.gradients(batches_of(config));
     const auto& parameters = part.engine().store().parameters();
     for (size_t p = 0; p < parameters.size(); ++p) {
-      if (parameters[p].trains()) {
+      if (parameters[p].trains) {
         EXPECT_EQ(actual[p], expected[p]) << choice.name << " " << parameters[p].spec->name();
       } else {
         EXPECT_TRUE(parameters[p].gradient.empty()) << parameters[p].spec->name();

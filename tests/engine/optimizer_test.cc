@@ -209,7 +209,7 @@ TEST(Trainable, FrozenTensorsStayAndLeaveTheNorm) {
       for (auto i = begin; trains && i < end; ++i)
         square += std::pow(gradients[p][static_cast<size_t>(i)], 2);
     }
-    EXPECT_EQ(parameters[p].gradient.empty(), !parameters[p].trains()) << spec.name();
+    EXPECT_EQ(parameters[p].gradient.empty(), !parameters[p].trains) << spec.name();
   }
   EXPECT_NEAR(result.update.grad_norm, std::sqrt(square) / result.denominator,
               1e-5 * result.update.grad_norm);

@@ -166,8 +166,7 @@ std::vector<std::vector<double>> TinyEngine::gradients(const std::vector<MicroBa
   engine_->device_thread().run([&] {
     engine_->store().complete_gradients();
     for (const Parameter& parameter : engine_->store().parameters()) {
-      out.push_back(parameter.trains() ? to_host(*device_, parameter.gradient).values
-                                       : std::vector<double>());
+      out.push_back(parameter.trains ? to_host(*device_, parameter.gradient).values : std::vector<double>());
     }
   });
   return out;

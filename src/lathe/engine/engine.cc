@@ -221,7 +221,7 @@ void Engine::write_gradients(const std::string& path) {
     write_hf_tensors(
         path, store_->layout(),
         [&](size_t parameter, int64_t first, std::span<float> to) {
-          if (store_->parameters()[parameter].trains()) store_->read_gradient(parameter, scale, first, to);
+          if (store_->parameters()[parameter].trains) store_->read_gradient(parameter, scale, first, to);
         },
         [&](const std::string& tensor) { return store_->tensor_trains(tensor); });
   });
@@ -231,7 +231,7 @@ void Engine::check_finite_weights() {
   const IdleExcluded excluded(*thread_);
   thread_->run([&] {
     for (const Parameter& parameter : store_->parameters()) {
-      if (!parameter.trains()) continue;
+      if (!parameter.trains) continue;
       if (std::isfinite(device_.kernels.sum_of_squares(*device_.queue, parameter.master))) continue;
       model_error(fmt::format("step {}", step_),
                   fmt::format("the weights of {} are not finite any more: nothing is saved",
@@ -244,7 +244,7 @@ void Engine::check_finite_weights() {
 void Engine::export_to(const HfFolder& source, const std::string& to) const {
   int64_t numbers = 0;
   for (const Parameter& parameter : store_->parameters()) {
-    if (parameter.trains()) numbers += parameter.spec->shape.size();
+    if (parameter.trains) numbers += parameter.spec->shape.size();
   }
   const Activity activity = log_.activity("saving weights", numbers, "numbers");
   export_model(

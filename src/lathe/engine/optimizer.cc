@@ -49,11 +49,11 @@ Optimizer::Optimizer(Device& device, Communicator& communicator, ParameterStore&
   };
   for (const Parameter& parameter : store_.parameters()) {
     State& state = states_.emplace_back();
-    if (!parameter.trains()) continue;
+    if (!parameter.trains) continue;
     std::vector<bool> slice_decays;
     for (const HfSlice& slice : parameter.spec->slices) slice_decays.push_back(decays(slice.tensor));
     state.spans = spans_of(parameter, slice_decays);
-    const Shape& shape = parameter.spec->shape;
+    const Shape shape = parameter.gradient.view().shape;
     const DType type = device_.float_type();
     state.m = device_.memory->allocate(type, shape, MemoryKind::kOptimizer, parameter.spec->name() + " m");
     state.v = device_.memory->allocate(type, shape, MemoryKind::kOptimizer, parameter.spec->name() + " v");
@@ -74,15 +74,20 @@ void Optimizer::restore(int64_t applied_steps, const std::vector<double>& loss_w
 std::vector<Optimizer::Span> Optimizer::spans_of(const Parameter& parameter,
                                                  const std::vector<bool>& decays) const {
   std::vector<Span> spans;
+  const int64_t width = parameter.spec->row_elements;
   for (size_t i = 0; i < parameter.spec->slices.size(); ++i) {
     const HfSlice& slice = parameter.spec->slices[i];
-    if (store_.tensor_trains(slice.tensor)) spans.push_back({slice.row, slice.row + slice.rows, decays[i]});
+    if (!store_.tensor_trains(slice.tensor)) continue;
+    const ElementRange here = parameter.here(slice.row * width, (slice.row + slice.rows) * width);
+    if (here.begin < here.end) spans.push_back({here, decays[i]});
   }
-  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  std::sort(spans.begin(), spans.end(),
+            [](const Span& a, const Span& b) { return a.elements.begin < b.elements.begin; });
   std::vector<Span> merged;
   for (const Span& span : spans) {
-    if (!merged.empty() && merged.back().end == span.begin && merged.back().decay == span.decay) {
-      merged.back().end = span.end;
+    if (!merged.empty() && merged.back().elements.end == span.elements.begin &&
+        merged.back().decay == span.decay) {
+      merged.back().elements.end = span.elements.end;
     } else {
       merged.push_back(span);
     }
@@ -90,9 +95,24 @@ std::vector<Optimizer::Span> Optimizer::spans_of(const Parameter& parameter,
   return merged;
 }
 
+// Shards count where they are, whole parameters once.
+double Optimizer::gradient_square() const {
+  double cut = 0;
+  double whole = 0;
+  for (const Parameter& parameter : store_.parameters()) {
+    if (!parameter.trains) continue;
+    const double square = device_.kernels.sum_of_squares(*device_.queue, parameter.gradient);
+    (parameter.spec->is_matrix() ? cut : whole) += square;
+  }
+  communicator_.all_reduce_sum(
+      {.axes = kAxesDense, .phase = Phase::kUpdate, .tensor = "grad_norm", .channel = Channel::kDevice},
+      std::span(&cut, 1));
+  return cut + whole;
+}
+
 std::string Optimizer::first_nonfinite() const {
   for (const Parameter& parameter : store_.parameters()) {
-    if (!parameter.trains()) continue;
+    if (!parameter.trains) continue;
     if (!std::isfinite(device_.kernels.sum_of_squares(*device_.queue, parameter.gradient))) {
       return parameter.spec->slices.front().tensor;
     }
@@ -103,6 +123,7 @@ std::string Optimizer::first_nonfinite() const {
 UpdateResult Optimizer::update(int64_t step, double denominator, double loss, double nonfinite_tokens) {
   UpdateResult result;
   result.learning_rate = learning_rate(config_, step, total_steps_);
+  store_.reduce_replicas();
   store_.complete_gradients();
   if (nonfinite_tokens > 0 && (!config_.skip_nonfinite || !(denominator > 0))) {
     result.skipped = true;
@@ -115,12 +136,7 @@ UpdateResult Optimizer::update(int64_t step, double denominator, double loss, do
     result.reason = "no token is left in the loss (denominator 0)";
     return result;
   }
-  double square = 0;
-  for (const Parameter& parameter : store_.parameters()) {
-    if (parameter.trains()) square += device_.kernels.sum_of_squares(*device_.queue, parameter.gradient);
-  }
-  communicator_.all_reduce_sum({.axes = kAxisAll, .phase = Phase::kUpdate, .tensor = "grad_norm"},
-                               std::span(&square, 1));
+  const double square = gradient_square();
   result.grad_norm = std::sqrt(square) / denominator;
 
   if (!std::isfinite(result.grad_norm) || !std::isfinite(loss)) {
@@ -160,12 +176,12 @@ void Optimizer::apply(double lr, double grad_scale) {
                      .grad_scale = grad_scale};
   for (size_t i = 0; i < states_.size(); ++i) {
     Parameter& parameter = store_.parameters()[i];
-    const Shape rows{parameter.spec->rows(), parameter.spec->row_elements};
+    const Shape flat{parameter.shard.size()};
     for (const Span& span : states_[i].spans) {
       params.weight_decay = span.decay ? config_.weight_decay : 0;
-      const int64_t count = span.end - span.begin;
+      const int64_t count = span.elements.end - span.elements.begin;
       const auto part = [&](View view) {
-        return view.empty() ? view : view.reshape(rows).rows(span.begin, count);
+        return view.empty() ? view : view.reshape(flat).rows(span.elements.begin, count);
       };
       device_.kernels.adamw(*device_.queue, params, part(parameter.gradient), part(states_[i].m),
                             part(states_[i].v), part(parameter.master), part(parameter.weight));

@@ -60,8 +60,7 @@ class Optimizer {
 
  private:
   struct Span {
-    int64_t begin = 0;  // rows
-    int64_t end = 0;
+    ElementRange elements;  // of the parameter's elements here
     bool decay = true;
   };
   struct State {
@@ -70,6 +69,7 @@ class Optimizer {
   };
   [[nodiscard]] std::vector<Span> spans_of(const Parameter& parameter, const std::vector<bool>& decays) const;
   [[nodiscard]] std::string first_nonfinite() const;
+  [[nodiscard]] double gradient_square() const;  // over all ranks
   void apply(double lr, double grad_scale);
 
   Device& device_;

@@ -154,7 +154,7 @@ void Engine::save_state(const HfFolder& source, const std::string& to, bool in_s
   std::vector<TensorToWrite> step;
   for (size_t i = 0; i < store_->parameters().size(); ++i) {
     const Parameter& parameter = store_->parameters()[i];
-    if (!parameter.trains()) continue;
+    if (!parameter.trains) continue;
     const std::string name = parameter.spec->name();
     state.push_back(device_tensor("m." + name, optimizer.first_moment(i), memory));
     state.push_back(device_tensor("v." + name, optimizer.second_moment(i), memory));
@@ -188,7 +188,7 @@ uint64_t Engine::state_bytes(const HfFolder& source, bool in_step) const {
   constexpr uint64_t kHeaders = 4096;
   uint64_t bytes = kHeaders;
   for (const Parameter& parameter : store_->parameters()) {
-    if (!parameter.trains()) continue;
+    if (!parameter.trains) continue;
     const auto one = static_cast<uint64_t>(parameter.gradient.view().bytes());
     bytes += one * (2U + (is_exact_in(source, parameter) ? 0U : 1U) + (in_step ? 1U : 0U));
     bytes += kHeaders / 8;
@@ -204,7 +204,7 @@ void Engine::restore(const HfFolder& source, const std::string& from, const Engi
     DeviceMemory& memory = *device_.memory;
     for (size_t i = 0; i < store_->parameters().size(); ++i) {
       Parameter& parameter = store_->parameters()[i];
-      if (!parameter.trains()) continue;
+      if (!parameter.trains) continue;
       const std::string name = parameter.spec->name();
       const auto read = [&](const std::string& tensor, View to) {
         file.read(tensor, to, memory);
@@ -228,7 +228,7 @@ void Engine::restore_gradients(const std::string& path) {
   for (size_t i = 0; i < store_->parameters().size(); ++i) {
     Parameter& parameter = store_->parameters()[i];
     const std::string name = "gradient." + parameter.spec->name();
-    if (!parameter.trains() || !file.has(name)) continue;
+    if (!parameter.trains || !file.has(name)) continue;
     file.read(name, parameter.gradient, *device_.memory);
     store_->set_gradient_written(i);
   }

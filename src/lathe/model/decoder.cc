@@ -15,13 +15,12 @@ ConstView Decoder::forced_experts(const BatchView& batch, int layer) const {
                                                    : batch.forced_experts[static_cast<size_t>(index)];
 }
 
-void Decoder::layer_forward(const BatchView& batch, int layer, Phase phase, ConstView x, LayerSaved& saved,
-                            View out) {
+void Decoder::layer_forward(const BatchView& batch, int layer, const GatheredWeights& weights, ConstView x,
+                            LayerSaved& saved, View out) {
   Device& device = context_.device;
   Queue& queue = *device.queue;
   const ModelConfig& config = context_.config;
   const LayerKind kind = config.layers[static_cast<size_t>(layer)];
-  const GatheredWeights weights = context_.store.gather(layer, phase);
   const RmsNormParams norm{.eps = config.rms_norm_eps, .offset = config.norm_offset};
   const int64_t tokens = batch.tokens();
   const Shape shape{tokens, config.hidden_size};
@@ -50,7 +49,8 @@ void Decoder::layer_forward(const BatchView& batch, int layer, Phase phase, Cons
   saved.complete = true;
 }
 
-Tensor Decoder::layer_backward(const BatchView& batch, int layer, LayerSaved& saved, ConstView dy) {
+Tensor Decoder::layer_backward(const BatchView& batch, int layer, const GatheredWeights& weights,
+                               LayerSaved& saved, ConstView dy) {
   Device& device = context_.device;
   Queue& queue = *device.queue;
   ParameterStore& store = context_.store;
@@ -59,10 +59,9 @@ Tensor Decoder::layer_backward(const BatchView& batch, int layer, LayerSaved& sa
   const RmsNormParams norm{.eps = config.rms_norm_eps, .offset = config.norm_offset};
   const int64_t tokens = batch.tokens();
   const Shape shape{tokens, config.hidden_size};
-  if (!saved.complete) {
-    layer_forward(batch, layer, Phase::kRemat, saved.x, saved, {});
-  }
-  const GatheredWeights weights = store.gather(layer, Phase::kBackward);
+  context_.phase = backward_phase(saved);
+  if (!saved.complete) layer_forward(batch, layer, weights, saved.x, saved, {});
+  context_.phase = Phase::kBackward;
 
   Tensor dh = device.activation(shape, "layer.dh");
   {
@@ -103,6 +102,7 @@ Tensor Decoder::forward(const BatchView& batch, const std::vector<bool>& keep_al
   const ModelConfig& config = context_.config;
   const Shape shape{batch.tokens(), config.hidden_size};
   const size_t layers = config.layers.size();
+  context_.phase = Phase::kForward;
   // The layers' inputs live longest: allocated together and first, they leave no gaps between what comes and goes.
   std::vector<Tensor> inputs(saved != nullptr ? layers + 1 : 2);
   for (Tensor& input : inputs) input = device.activation(shape, "layer.x");
@@ -115,7 +115,9 @@ Tensor Decoder::forward(const BatchView& batch, const std::vector<bool>& keep_al
     LayerSaved layer;
     Tensor& x = inputs[saved != nullptr ? i : i % 2];
     Tensor& out = inputs[saved != nullptr ? i + 1 : (i + 1) % 2];
-    layer_forward(batch, static_cast<int>(i), Phase::kForward, x, layer, out);
+    const GatheredWeights weights = context_.store.gather(static_cast<int>(i), Phase::kForward);
+    if (i + 1 < layers) context_.store.prefetch(static_cast<int>(i) + 1, Phase::kForward);
+    layer_forward(batch, static_cast<int>(i), weights, x, layer, out);
     if (counts != nullptr && config.layers[i].mlp == MlpKind::kMoe) {
       ExpertCounts& count = counts->emplace_back(static_cast<size_t>(config.num_experts));
       device.kernels.moe_counts(*device.queue, layer.moe.offsets, count);
@@ -135,7 +137,10 @@ Tensor Decoder::forward(const BatchView& batch, const std::vector<bool>& keep_al
 void Decoder::backward(const BatchView& batch, std::vector<LayerSaved>& saved, Tensor d_hidden) {
   Device& device = context_.device;
   for (size_t i = saved.size(); i-- > 0;) {
-    d_hidden = layer_backward(batch, static_cast<int>(i), saved[i], d_hidden);
+    // Gathered once, for the recomputation too.
+    const GatheredWeights weights = context_.store.gather(static_cast<int>(i), backward_phase(saved[i]));
+    if (i > 0) context_.store.prefetch(static_cast<int>(i) - 1, backward_phase(saved[i - 1]));
+    d_hidden = layer_backward(batch, static_cast<int>(i), weights, saved[i], d_hidden);
   }
   if (const View target = context_.store.target(ParameterRole::kEmbedding); !target.empty()) {
     device.kernels.embedding_backward(*device.queue, d_hidden, batch.ids, target);

@@ -30,6 +30,7 @@ struct ModelContext {
   ParameterStore& store;
   const ModelConfig& config;
   DecoderOptions options;
+  Phase phase = Phase::kForward;  // of the step, for what is exchanged; the decoder sets it
 };
 
 // A micro-batch on the device.
@@ -114,12 +115,21 @@ class Decoder {
                                std::vector<LayerSaved>* saved, std::vector<ExpertCounts>* counts);
   // Adds every parameter gradient of embedding and layers to the store; frees what it used of `saved`.
   void backward(const BatchView& batch, std::vector<LayerSaved>& saved, Tensor d_hidden);
+  // backward comes soon: the weights it begins with are on their way from now on.
+  void prefetch_backward(const std::vector<LayerSaved>& saved) {
+    if (!saved.empty())
+      context_.store.prefetch(static_cast<int>(saved.size()) - 1, backward_phase(saved.back()));
+  }
 
  private:
   // out: the layer's output, or empty when only what backward needs is wanted.
-  void layer_forward(const BatchView& batch, int layer, Phase phase, ConstView x, LayerSaved& saved,
-                     View out);
-  [[nodiscard]] Tensor layer_backward(const BatchView& batch, int layer, LayerSaved& saved, ConstView dy);
+  void layer_forward(const BatchView& batch, int layer, const GatheredWeights& weights, ConstView x,
+                     LayerSaved& saved, View out);
+  [[nodiscard]] Tensor layer_backward(const BatchView& batch, int layer, const GatheredWeights& weights,
+                                      LayerSaved& saved, ConstView dy);
+  [[nodiscard]] static Phase backward_phase(const LayerSaved& saved) {
+    return saved.complete ? Phase::kBackward : Phase::kRemat;
+  }
   [[nodiscard]] ConstView forced_experts(const BatchView& batch, int layer) const;
 
   ModelContext context_;

@@ -1,9 +1,16 @@
 // Where weights and their gradients live. Model code reaches weights only through gather (a unit at a time: the
 // embedding, one layer, or the head), uses them, and releases them by dropping the handle; gradients through `target`.
 // How they are stored, sharded or moved is a matter of this class alone.
+//
+// On a mesh a rank stores a flat_shard of every matrix, with its gradient and its optimizer state: of dense ones over
+// fsdp x context x expert; of its own experts (runs of ceil(E / size) over context x expert) over fsdp. Norm scales, A_log,
+// dt_bias and the convolution are whole on every rank. gather brings the parts together in a buffer of their own; finish
+// starts the reduction of a unit's gradients into the shards, once per micro-batch, beside the kernels that follow.
+// What is left to add up over ranks at the end of a step (data replicas, whole parameters) is done by reduce_replicas.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -18,27 +25,42 @@
 
 namespace lathe {
 
+// When the experts of a layer are gathered: when they are first used, or with the rest of the layer.
+enum class ExpertPrefetch : uint8_t { kNone, kForward, kForwardBackward };
+
 struct ParameterStoreOptions {
   DType weight_dtype = DType::kF32;    // of matrices; everything else is f32
   std::vector<std::string> trainable;  // regexes, searched in Hugging Face names; empty = all
   bool frozen = false;                 // nothing trains: no masters beside bf16 weights, no gradients
+  ExpertPrefetch expert_prefetch = ExpertPrefetch::kNone;
+  bool prefetch = true;  // of the layer that comes next
 };
 
-struct RowRange {
+struct ElementRange {
   int64_t begin = 0;
   int64_t end = 0;
 };
 
-// One parameter and what belongs to it.
+// One parameter and what belongs to it. Tensors hold this rank's elements: shaped as the parameter where all of it is here,
+// else flat.
 struct Parameter {
   const ParameterSpec* spec = nullptr;
-  Tensor master;    // f32 value (f64 on an f64 device); absent for frozen parameters in bf16 storage
-  Tensor weight;    // bf16 copy that products read; absent when the master is read
-  Tensor gradient;  // sum over the step's micro-batches, undivided; absent when nothing of it trains
-  std::vector<RowRange> trained_rows;  // rows that train, ascending, merged; all rows in the usual case
+  AxisSet axes = 0;     // the shards are gathered over; 0: nothing to gather
+  Shape gathered;       // what gather gives: spec->shape, or this rank's experts
+  int64_t region = 0;   // the element of the parameter where that begins
+  FlatShard shard;      // the elements of the parameter that are stored here
+  bool writes = true;   // this rank writes them to files (of replicas, one does)
+  Tensor master;        // f32 value (f64 on an f64 device); absent for frozen parameters in bf16 storage
+  Tensor weight;        // bf16 copy that products read; absent when the master is read
+  Tensor gradient;      // sum over the step's micro-batches, undivided; absent when nothing of it trains
+  bool trains = false;  // something of it, here or on another rank
+  std::vector<ElementRange>
+      trained;  // of the elements here those that train, ascending, merged, counted from shard.begin
 
-  [[nodiscard]] bool trains() const { return !trained_rows.empty(); }
+  [[nodiscard]] bool sharded() const { return shard.size() != spec->shape.size(); }
   [[nodiscard]] ConstView value() const { return weight.empty() ? ConstView(master) : ConstView(weight); }
+  // Elements [begin, end) of the parameter as far as they are here, counted from shard.begin.
+  [[nodiscard]] ElementRange here(int64_t begin, int64_t end) const;
 };
 
 inline constexpr int kEmbeddingUnit = -1;
@@ -46,14 +68,22 @@ inline constexpr int kHeadUnit = -2;
 
 class ParameterStore;
 
-// The weights of one unit, valid while this lives.
+// The weights of one unit, valid while this lives (and the store).
 class GatheredWeights {
  public:
-  [[nodiscard]] ConstView operator[](ParameterRole role) const;  // empty if the unit has no such parameter
+  // Empty if the unit has no such parameter. Waits for what is still on its way.
+  [[nodiscard]] ConstView operator[](ParameterRole role) const;
 
  private:
   friend class ParameterStore;
-  std::vector<std::pair<ParameterRole, ConstView>> views_;
+  struct Part {
+    ParameterRole role = ParameterRole::kEmbedding;
+    ConstView view;
+    Tensor buffer;                   // of a gather
+    std::function<Request()> start;  // of one that waits for the first use
+    Request request;
+  };
+  std::shared_ptr<std::vector<Part>> parts_;
 };
 
 // Where a kernel puts a parameter gradient: added when accumulate, else written over what is there.
@@ -72,13 +102,21 @@ class ParameterStore {
   void load(const HfFolder& folder, const std::function<void(int64_t)>& on_numbers = {});
 
   [[nodiscard]] GatheredWeights gather(int unit, Phase phase);
+  // gather(unit, phase) comes soon: its exchanges start now.
+  void prefetch(int unit, Phase phase);
 
   // For kernels that add: zeroed when the step has not written it yet.
   [[nodiscard]] View target(ParameterRole role, int layer = -1);
   // For matrix products, which can overwrite.
   [[nodiscard]] GradientTarget product_target(ParameterRole role, int layer = -1);
-  // All gradients of the unit are complete for this micro-batch: the moment to reduce them over ranks.
+  // All gradients of the unit are complete for this micro-batch: their reduction over ranks starts.
   void finish(int unit);
+  // The same for the head's table alone, between two of its chunks.
+  void finish_table(ParameterRole table);
+  // The reductions begun so far are done.
+  void wait_reductions();
+  // At the end of a step: adds up what ranks hold of the same elements. All ranks together.
+  void reduce_replicas();
   // The gradients belong to no step any more; the next target starts from zero.
   void clear_gradients();
   // Gradients nobody wrote this step become zeros, and rows that do not train too: what the optimizer and exports read.
@@ -94,13 +132,27 @@ class ParameterStore {
   [[nodiscard]] bool tensor_trains(const std::string& hf_tensor) const;
   [[nodiscard]] std::vector<std::string> trained_tensors() const;
 
-  // Host copies of elements [first, first + to.size()) in f32. No kernel runs: any thread may ask while nobody writes.
+  // Host copies of elements [first, first + to.size()) of the parameter, which are here, in f32. No kernel runs: any thread may ask while nobody writes.
   void read_value(size_t parameter, int64_t first, std::span<float> to) const;
   void read_gradient(size_t parameter, double scale, int64_t first, std::span<float> to) const;
+  // from: the whole parameter; what is not this rank's is left out.
   void write_value(size_t parameter, std::span<const float> from);
 
  private:
+  struct Pending {
+    Tensor whole;  // a micro-batch's gradient before its reduction; empty: nobody asked for it yet
+    bool written = false;
+  };
+  struct Reduction {
+    Tensor whole;
+    Request request;
+  };
   [[nodiscard]] size_t index_of(ParameterRole role, int layer) const;  // npos if absent
+  void place(Parameter& parameter) const;
+  [[nodiscard]] GatheredWeights start_gather(int unit, Phase phase);
+  [[nodiscard]] View pending_target(size_t parameter);
+  void reduce(size_t parameter);
+  [[nodiscard]] Exchange exchange(const Parameter& parameter, Phase phase) const;
 
   Device& device_;
   Communicator& communicator_;
@@ -111,6 +163,10 @@ class ParameterStore {
   std::map<int, std::vector<size_t>> units_;
   std::vector<bool> written_;  // per parameter: this step has written its gradient
   std::map<std::string, bool> trains_;
+  std::map<int, std::pair<Phase, GatheredWeights>> prefetched_;
+  std::vector<Pending> pending_;       // per parameter
+  std::vector<Reduction> reductions_;  // on their way
+  bool replicas_reduced_ = false;      // of this step
 };
 
 }  // namespace lathe
