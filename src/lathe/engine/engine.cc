@@ -101,6 +101,7 @@ BatchView Engine::batch_view(const PreparedMicroBatch& prepared) const {
                  .segments = prepared.segments,
                  .positions = prepared.positions,
                  .forced_experts = {}};
+  prepared.context.describe(view);
   for (const Tensor& forced : prepared.forced_experts) view.forced_experts.emplace_back(forced);
   return view;
 }

@@ -19,6 +19,7 @@
 #include "lathe/engine/optimizer.h"
 #include "lathe/grpo/loss.h"
 #include "lathe/head/log_prob_head.h"
+#include "lathe/model/context_shard.h"
 #include "lathe/model/decoder.h"
 
 namespace lathe {
@@ -47,6 +48,7 @@ struct EngineOptions {
 struct PreparedMicroBatch {
   MicroBatch host;
   Tensor ids, segments, positions;
+  ContextShard context;
   Tensor hidden_index, targets, temperature;
   std::vector<Tensor> forced_experts;
 };

@@ -1,5 +1,6 @@
 // The part of the chunked gated delta rule that forward and backward share: what is given of one row and
-// value head, the tiles of one chunk, and the matrices inside it. For gated_delta_rule_cpu.cc.
+// value head, the tiles of one chunk, and the matrices inside it. For gated_delta_rule_cpu.cc and
+// gated_delta_rule_summary_cpu.cc.
 //
 // Tiles hold the tokens of a chunk that are not padding, one after another, so nothing below knows about
 // padding or a short last chunk. With i, j over those tokens, `same` = of one segment, and gam the sum of g
@@ -163,10 +164,8 @@ inline void scale_rows(int64_t n, int64_t width, const float* scale, const float
   }
 }
 
-// Collects the tokens of a chunk and their gates. entering: segment of the entering state.
-inline void load_gates(const DeltaHead& x, int64_t chunk, int32_t entering, DeltaTiles& tiles) {
-  const int64_t begin = chunk * x.p.chunk;
-  const int64_t end = min_of(begin + x.p.chunk, x.p.tokens);
+// Collects the tokens [begin, end), at most a chunk, and their gates. entering: segment of the entering state.
+inline void load_gates(const DeltaHead& x, int64_t begin, int64_t end, int32_t entering, DeltaTiles& tiles) {
   int64_t n = 0;
   tiles.enters = false;
   tiles.keep = 0.0F;
@@ -195,7 +194,9 @@ inline void load_gates(const DeltaHead& x, int64_t chunk, int32_t entering, Delt
   tiles.keep = tiles.enter[n - 1];
 }
 
-// decay, L and P from K K^T and Q K^T. Only exponents of pairs of one segment are looked at.
+// decay and L from K K^T, and P from Q K^T where queries are wanted. Only exponents of pairs of one segment are
+// looked at.
+template <bool kQueries>
 inline void mask_pairs(DeltaTiles& tiles) {
   const int64_t n = tiles.n;
   for (int64_t i = 0; i < n; ++i) {
@@ -207,36 +208,46 @@ inline void mask_pairs(DeltaTiles& tiles) {
     const float beta = tiles.beta[i];
     fill(decay, first, 0.0F);
     fill(l, first, 0.0F);
-    fill(p, first, 0.0F);
+    if constexpr (kQueries) fill(p, first, 0.0F);
 #pragma omp simd
     for (int64_t j = first; j <= i; ++j) {
       const float d = exp_f32(static_cast<float>(gam - tiles.gam[j]));
       decay[j] = d;
       l[j] *= beta * d;
-      p[j] *= d;
+      if constexpr (kQueries) p[j] *= d;
     }
     l[i] = 0.0F;
     fill(decay + i + 1, n - i - 1, 0.0F);
     fill(l + i + 1, n - i - 1, 0.0F);
-    fill(p + i + 1, n - i - 1, 0.0F);
+    if constexpr (kQueries) fill(p + i + 1, n - i - 1, 0.0F);
   }
 }
 
-// Everything of the chunk that does not depend on the state. False if it holds padding alone.
-inline bool load_chunk(const DeltaHead& x, int64_t chunk, int32_t entering, DeltaTiles& tiles) {
-  load_gates(x, chunk, entering, tiles);
+// Everything of the tokens [begin, end) that does not depend on the state; without queries P is left alone. False if all
+// are padding.
+template <bool kQueries = true>
+inline bool load_tokens(const DeltaHead& x, int64_t begin, int64_t end, int32_t entering, DeltaTiles& tiles) {
+  load_gates(x, begin, end, entering, tiles);
   const int64_t n = tiles.n;
   if (n == 0) return false;
   const int64_t dk = x.p.key_dim;
   for (int64_t i = 0; i < n; ++i) {
-    copy(tiles.q + i * dk, x.in.q + x.key_at(tiles.token[i]), dk);
+    if constexpr (kQueries) copy(tiles.q + i * dk, x.in.q + x.key_at(tiles.token[i]), dk);
     copy(tiles.k + i * dk, x.in.k + x.key_at(tiles.token[i]), dk);
   }
   gemm_f32(false, true, n, n, dk, 1.0F, tiles.k, dk, tiles.k, dk, 0.0F, tiles.l, n);
-  gemm_f32(false, true, n, n, dk, 1.0F, tiles.q, dk, tiles.k, dk, 0.0F, tiles.p_matrix, n);
-  mask_pairs(tiles);
+  if constexpr (kQueries) {
+    gemm_f32(false, true, n, n, dk, 1.0F, tiles.q, dk, tiles.k, dk, 0.0F, tiles.p_matrix, n);
+  }
+  mask_pairs<kQueries>(tiles);
   unit_lower_inverse(n, tiles.l, tiles.inverse, tiles.square);
   return true;
+}
+
+// The chunk of the row's own grid.
+inline bool load_chunk(const DeltaHead& x, int64_t chunk, int32_t entering, DeltaTiles& tiles) {
+  const int64_t begin = chunk * x.p.chunk;
+  return load_tokens(x, begin, min_of(begin + x.p.chunk, x.p.tokens), entering, tiles);
 }
 
 // scaled = enter beta K.
@@ -259,6 +270,35 @@ inline void new_values(const DeltaHead& x, const float* state, DeltaTiles& tiles
     gemm_f32(false, false, n, dv, dk, -1.0F, tiles.scaled, dk, state, dv, 1.0F, tiles.r, dv);
   }
   gemm_f32(false, false, n, dv, n, 1.0F, tiles.inverse, n, tiles.r, dv, 0.0F, tiles.news, dv);
+}
+
+// dr: gradient of R = (I + L) N, from the outputs and from the leaving state.
+inline void backward_values(const DeltaHead& x, const float* d_out, const float* d_state, DeltaTiles& tiles,
+                            float* dr) {
+  const int64_t n = tiles.n;
+  const int64_t dk = x.p.key_dim;
+  const int64_t dv = x.p.value_dim;
+  float* d_news = tiles.r;
+  scale_rows(n, dk, tiles.leave, tiles.k, tiles.scaled);
+  gemm_f32(true, false, n, dv, n, 1.0F, tiles.p_matrix, n, d_out, dv, 0.0F, d_news, dv);
+  gemm_f32(false, false, n, dv, dk, 1.0F, tiles.scaled, dk, d_state, dv, 1.0F, d_news, dv);
+  gemm_f32(true, false, n, dv, n, 1.0F, tiles.inverse, n, d_news, dv, 0.0F, dr, dv);
+}
+
+// d_state: from the leaving to the entering state.
+inline void backward_state(const DeltaHead& x, const float* d_out, const float* dr, DeltaTiles& tiles,
+                           float* d_state) {
+  const int64_t n = tiles.n;
+  const int64_t dk = x.p.key_dim;
+  const int64_t dv = x.p.value_dim;
+  if (!tiles.enters) {
+    fill(d_state, x.state_size(), 0.0F);
+    return;
+  }
+  scale_rows(n, dk, tiles.enter, tiles.q, tiles.scaled);
+  gemm_f32(true, false, dk, dv, n, 1.0F, tiles.scaled, dk, d_out, dv, tiles.keep, d_state, dv);
+  scale_entering_keys(x, tiles);
+  gemm_f32(true, false, dk, dv, n, -1.0F, tiles.scaled, dk, dr, dv, 1.0F, d_state, dv);
 }
 
 }  // namespace

@@ -115,18 +115,6 @@ struct BackwardTiles {
   float* d_state;  // of the leaving state, then of the entering one
 };
 
-// dr: gradient of R = (I + L) N, from the outputs and from the leaving state.
-void backward_values(const DeltaHead& x, DeltaTiles& tiles, BackwardTiles& y) {
-  const int64_t n = tiles.n;
-  const int64_t dk = x.p.key_dim;
-  const int64_t dv = x.p.value_dim;
-  float* d_news = tiles.r;
-  scale_rows(n, dk, tiles.leave, tiles.k, tiles.scaled);
-  gemm_f32(true, false, n, dv, n, 1.0F, tiles.p_matrix, n, y.d_out, dv, 0.0F, d_news, dv);
-  gemm_f32(false, false, n, dv, dk, 1.0F, tiles.scaled, dk, y.d_state, dv, 1.0F, d_news, dv);
-  gemm_f32(true, false, n, dv, n, 1.0F, tiles.inverse, n, d_news, dv, 0.0F, y.dr, dv);
-}
-
 // tiles.square = dL decay, y.square = dP decay, and in place of L: dL L + dP P, what each pair adds to the
 // exponents gam_i - gam_j.
 void backward_pairs(const DeltaHead& x, DeltaTiles& tiles, BackwardTiles& y) {
@@ -208,21 +196,6 @@ void backward_decay(const DeltaTiles& tiles, float d_keep, BackwardTiles& y) {
   }
 }
 
-// d_state: from the leaving to the entering state.
-void backward_state(const DeltaHead& x, DeltaTiles& tiles, BackwardTiles& y) {
-  const int64_t n = tiles.n;
-  const int64_t dk = x.p.key_dim;
-  const int64_t dv = x.p.value_dim;
-  if (!tiles.enters) {
-    fill(y.d_state, x.state_size(), 0.0F);
-    return;
-  }
-  scale_rows(n, dk, tiles.enter, tiles.q, tiles.scaled);
-  gemm_f32(true, false, dk, dv, n, 1.0F, tiles.scaled, dk, y.d_out, dv, tiles.keep, y.d_state, dv);
-  scale_entering_keys(x, tiles);
-  gemm_f32(true, false, dk, dv, n, -1.0F, tiles.scaled, dk, y.dr, dv, 1.0F, y.d_state, dv);
-}
-
 void write_gradients(const DeltaHead& x, const DeltaTiles& tiles, const BackwardTiles& y,
                      const Gradients& to) {
   const int64_t dk = x.p.key_dim;
@@ -264,12 +237,12 @@ void backward_head(const DeltaHead& x, std::byte* workspace, const Gradients& to
     const float* state = to.chunk_states + x.chunk_state_at(chunk);
     new_values(x, state, tiles);
     for (int64_t i = 0; i < tiles.n; ++i) copy(y.d_out + i * dv, to.d_o + x.value_at(tiles.token[i]), dv);
-    backward_values(x, tiles, y);
+    backward_values(x, y.d_out, y.d_state, tiles, y.dr);
     backward_pairs(x, tiles, y);
     backward_keys(x, state, tiles, y);
     const float d_keep = tiles.keep == 0.0F ? 0.0F : tiles.keep * dot(y.d_state, state, x.state_size());
     backward_decay(tiles, d_keep, y);
-    backward_state(x, tiles, y);
+    backward_state(x, y.d_out, y.dr, tiles, y.d_state);
     write_gradients(x, tiles, y, to);
   }
   if (to.d_initial_state == nullptr) return;

@@ -11,6 +11,7 @@
 #include "lathe/kernels/embedding.h"
 #include "lathe/kernels/fused_log_prob.h"
 #include "lathe/kernels/gated_delta_rule.h"
+#include "lathe/kernels/gated_delta_rule_summary.h"
 #include "lathe/kernels/gated_rmsnorm.h"
 #include "lathe/kernels/grouped_matmul.h"
 #include "lathe/kernels/log_prob.h"
@@ -25,51 +26,54 @@
 namespace lathe {
 
 // X(type, member) for every kernel.
-#define LATHE_KERNELS(X)                                         \
-  X(AdamW, adamw)                                                \
-  X(Add, add)                                                    \
-  X(AddScaledRows, add_scaled_rows)                              \
-  X(AttentionBackward, attention_backward)                       \
-  X(AttentionForward, attention_forward)                         \
-  X(Cast, cast)                                                  \
-  X(CausalConvBackward, causal_conv_backward)                    \
-  X(CausalConvForward, causal_conv_forward)                      \
-  X(CausalConvTail, causal_conv_tail)                            \
-  X(DeltaGatesBackward, delta_gates_backward)                    \
-  X(DeltaGatesForward, delta_gates_forward)                      \
-  X(EmbeddingBackward, embedding_backward)                       \
-  X(EmbeddingForward, embedding_forward)                         \
-  X(Fill, fill)                                                  \
-  X(FusedLogProbBackward, fused_log_prob_backward)               \
-  X(FusedLogProbForward, fused_log_prob_forward)                 \
-  X(GatedDeltaRuleBackward, gated_delta_rule_backward)           \
-  X(GatedDeltaRuleForward, gated_delta_rule_forward)             \
-  X(GatedRmsNormBackward, gated_rmsnorm_backward)                \
-  X(GatedRmsNormForward, gated_rmsnorm_forward)                  \
-  X(GatherRows, gather_rows)                                     \
-  X(GroupedMatmul, grouped_matmul)                               \
-  X(GroupedMatmulWeightGradient, grouped_matmul_weight_gradient) \
-  X(LogProbBackward, log_prob_backward)                          \
-  X(LogProbForward, log_prob_forward)                            \
-  X(Matmul, matmul)                                              \
-  X(MoeCombine, moe_combine)                                     \
-  X(MoeCounts, moe_counts)                                       \
-  X(MoeGather, moe_gather)                                       \
-  X(MoeSort, moe_sort)                                           \
-  X(OutputGateBackward, output_gate_backward)                    \
-  X(OutputGateForward, output_gate_forward)                      \
-  X(QkNormRopeBackward, qk_norm_rope_backward)                   \
-  X(QkNormRopeForward, qk_norm_rope_forward)                     \
-  X(RmsNormBackward, rmsnorm_backward)                           \
-  X(RmsNormForward, rmsnorm_forward)                             \
-  X(RouterBackward, router_backward)                             \
-  X(RouterForward, router_forward)                               \
-  X(ScatterAddRows, scatter_add_rows)                            \
-  X(SigmoidBackward, sigmoid_backward)                           \
-  X(SigmoidForward, sigmoid_forward)                             \
-  X(SumOfSquares, sum_of_squares)                                \
-  X(SwigluBackward, swiglu_backward)                             \
-  X(SwigluForward, swiglu_forward)                               \
+#define LATHE_KERNELS(X)                                            \
+  X(AdamW, adamw)                                                   \
+  X(Add, add)                                                       \
+  X(AddScaledRows, add_scaled_rows)                                 \
+  X(AttentionBackward, attention_backward)                          \
+  X(AttentionForward, attention_forward)                            \
+  X(Cast, cast)                                                     \
+  X(CausalConvBackward, causal_conv_backward)                       \
+  X(CausalConvForward, causal_conv_forward)                         \
+  X(CausalConvTail, causal_conv_tail)                               \
+  X(DeltaGatesBackward, delta_gates_backward)                       \
+  X(DeltaGatesForward, delta_gates_forward)                         \
+  X(EmbeddingBackward, embedding_backward)                          \
+  X(EmbeddingForward, embedding_forward)                            \
+  X(Fill, fill)                                                     \
+  X(FusedLogProbBackward, fused_log_prob_backward)                  \
+  X(FusedLogProbForward, fused_log_prob_forward)                    \
+  X(GatedDeltaRuleAdjointSummary, gated_delta_rule_adjoint_summary) \
+  X(GatedDeltaRuleBackward, gated_delta_rule_backward)              \
+  X(GatedDeltaRuleFold, gated_delta_rule_fold)                      \
+  X(GatedDeltaRuleForward, gated_delta_rule_forward)                \
+  X(GatedDeltaRuleSummary, gated_delta_rule_summary)                \
+  X(GatedRmsNormBackward, gated_rmsnorm_backward)                   \
+  X(GatedRmsNormForward, gated_rmsnorm_forward)                     \
+  X(GatherRows, gather_rows)                                        \
+  X(GroupedMatmul, grouped_matmul)                                  \
+  X(GroupedMatmulWeightGradient, grouped_matmul_weight_gradient)    \
+  X(LogProbBackward, log_prob_backward)                             \
+  X(LogProbForward, log_prob_forward)                               \
+  X(Matmul, matmul)                                                 \
+  X(MoeCombine, moe_combine)                                        \
+  X(MoeCounts, moe_counts)                                          \
+  X(MoeGather, moe_gather)                                          \
+  X(MoeSort, moe_sort)                                              \
+  X(OutputGateBackward, output_gate_backward)                       \
+  X(OutputGateForward, output_gate_forward)                         \
+  X(QkNormRopeBackward, qk_norm_rope_backward)                      \
+  X(QkNormRopeForward, qk_norm_rope_forward)                        \
+  X(RmsNormBackward, rmsnorm_backward)                              \
+  X(RmsNormForward, rmsnorm_forward)                                \
+  X(RouterBackward, router_backward)                                \
+  X(RouterForward, router_forward)                                  \
+  X(ScatterAddRows, scatter_add_rows)                               \
+  X(SigmoidBackward, sigmoid_backward)                              \
+  X(SigmoidForward, sigmoid_forward)                                \
+  X(SumOfSquares, sum_of_squares)                                   \
+  X(SwigluBackward, swiglu_backward)                                \
+  X(SwigluForward, swiglu_forward)                                  \
   X(WeightedSwigluBackward, weighted_swiglu_backward)
 
 struct KernelTable {

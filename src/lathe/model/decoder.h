@@ -4,6 +4,7 @@
 // Activations [tokens, hidden], tokens = rows * row_length. Padding tokens (segment 0) take part in nothing.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -33,14 +34,23 @@ struct ModelContext {
   Phase phase = Phase::kForward;  // of the step, for what is exchanged; the decoder sets it
 };
 
-// A micro-batch on the device.
+// A micro-batch on the device: this rank's shard of every row. A row is cut into `context_size` contiguous shards of
+// `row_length` tokens in natural order; on one rank the shard is the row. Segment ids are unique within the whole row.
 struct BatchView {
   int64_t rows = 0;
-  int64_t row_length = 0;
+  int64_t row_length = 0;                 // of a shard
   ConstView ids;                          // i32 [tokens]
   ConstView segments;                     // i32 [tokens], 0 = padding
   ConstView positions;                    // i32 [tokens]
   std::vector<ConstView> forced_experts;  // per MoE layer i32 [tokens, top_k], or empty
+  int context_size = 1;
+  int context_index = 0;
+  ConstView row_segments =
+      {};  // i32 [rows, context_size * row_length]: of the whole rows; `segments` on one rank
+  // What a shard knows of its neighbours (context_shard.h); absent on one rank.
+  ConstView before_segment = {};                    // i32 [rows]
+  ConstView tail_segments = {};                     // i32 [rows, taps - 1]
+  std::array<ConstView, 2> balanced_segments = {};  // i32 [rows, row_length / 2] each
   [[nodiscard]] int64_t tokens() const { return rows * row_length; }
 };
 
