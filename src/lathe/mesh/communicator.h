@@ -162,6 +162,10 @@ class Communicator {
   virtual void all_reduce_max(const Exchange& exchange, std::span<double> values) = 0;
   virtual void barrier(Channel channel) = 0;
 
+  // This rank gives up: its exchanges, under way and later ones, throw; so do those of the others where they can be told.
+  // For whoever must join threads that may stand in wait() after an error. From any thread.
+  virtual void fail(const std::string& /*reason*/) {}
+
   // What was exchanged so far; null on one rank.
   [[nodiscard]] virtual Ledger* ledger() = 0;
 };
