@@ -1,10 +1,13 @@
 #include "lathe/bench/part.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "lathe/bench/measure.h"
 #include "lathe/bench/step.h"
+#include "lathe/kernels/fused_log_prob.h"
 
 namespace lathe {
 namespace {
@@ -113,6 +116,36 @@ TEST(BenchPart, WhatDiffersFromTheReferenceIsNotTimed) {
   const auto json = nlohmann::json::parse(report_json(report));
   EXPECT_EQ(json.at("verified"), false);
   EXPECT_FALSE(json.contains("forward_s"));
+}
+
+// Beside the small slice: more than one block of tokens, scored or not, and rows wider than what a product takes at once.
+TEST(BenchPart, TheHeadIsVerifiedOverSeveralBlocksAndWideRows) {
+  Device plan({.name = "plan", .threads = 1, .isa = Isa::kAvx2, .poison = false, .float_type = DType::kF32});
+  for (const double scored : {1.0, 0.5}) {
+    const HeadSizes sizes{.tokens = 4096, .dim = 4096, .vocab = 32768, .scored = scored};
+    int64_t most_scored = 0;
+    int64_t widest = 0;
+    for (const auto& make : head_part(sizes, DType::kF32).also_checked) {
+      for (const auto& [name, view] : make(plan)->results()) {
+        if (name == "logp") most_scored = std::max(most_scored, view.dim(0));
+        if (name == "dhidden") widest = std::max(widest, view.dim(1));
+      }
+    }
+    EXPECT_GT(most_scored, kHeadTileTokens);
+    EXPECT_GT(widest, 1024);
+  }
+}
+
+TEST(BenchPart, ALaterCheckThatFailsIsAFault) {
+  HeadSizes sizes = small_head(HeadMode::kFused, false);
+  for (const size_t spoiled : {0, 1}) {
+    PartSpec spec = head_part(sizes, DType::kF32);
+    auto& make = spec.also_checked.at(spoiled);
+    make = [make](Device& device) -> std::unique_ptr<Part> {
+      return std::make_unique<Spoiled>(device, make(device));
+    };
+    EXPECT_EQ(run_part(spec, quick()).fault, "dtable is 0.001 from the reference, expected at most 0.0002");
+  }
 }
 
 TEST(BenchPart, JsonHasTheKeysOfEveryPart) {

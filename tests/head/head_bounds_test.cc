@@ -258,7 +258,7 @@ TEST(HeadBounds, TheTableIsAskedForOnceUnlessInChunks) {
     score(device, way.params, hidden, table, targets, temperature, logp, entropy, saved);
     EXPECT_EQ(asked, way.params.mode == HeadMode::kChunked ? 3 : 1) << name_of(way);
     score_backward(device, way.params, to_device(device, in.dlogp), {}, hidden, table, targets, temperature,
-                   entropy, saved, dhidden, dtable, false);
+                   entropy, saved.stats, dhidden, dtable, false);
     EXPECT_EQ(asked, way.params.mode == HeadMode::kChunked ? 6 : 2) << name_of(way);
   }
 }

@@ -59,8 +59,8 @@ HeadResults run_head(const Device& device, const HeadWay& way, const HeadInputs&
                 entropy, dhidden, dtable, accumulate);
   } else {
     score(device, way.params, hidden, table, targets, temperature, logp, entropy, saved);
-    score_backward(device, way.params, dlogp, dentropy, hidden, table, targets, temperature, entropy, saved,
-                   dhidden, dtable, accumulate);
+    score_backward(device, way.params, dlogp, dentropy, hidden, table, targets, temperature, entropy,
+                   saved.stats, dhidden, dtable, accumulate);
   }
   return {to_host(device, logp), to_host(device, entropy), to_host(device, dhidden),
           dtable.empty() ? HostArray() : to_host(device, dtable),

@@ -83,7 +83,7 @@ class HeadPart final : public Part {
   void backward() override {
     if (sizes_.known) return;
     score_backward(device_, params_, d_logp_, d_entropy_, gathered_, table_, targets_, temperature_, entropy_,
-                   saved_, d_gathered_, d_table_, false);
+                   saved_.stats, d_gathered_, d_table_, false);
     saved_ = {};
     spread();
   }

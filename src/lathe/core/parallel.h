@@ -13,7 +13,7 @@ namespace lathe {
 class Queue {
  public:
   // Scratch of one thread inside parallel_for. Kernels must fit their tiles into it.
-  static constexpr int64_t kThreadWorkspaceBytes = int64_t{4} << 20;
+  static constexpr int64_t kThreadWorkspaceBytes = int64_t{6} << 20;
   using Task = void (*)(void* context, int64_t index, int thread);
 
   virtual ~Queue() = default;

@@ -151,6 +151,8 @@ class Engine {
   [[nodiscard]] LossResult score_for_loss(const PreparedMicroBatch& prepared, Scored& scored);
   [[nodiscard]] LossResult score_with_known_cotangents(const PreparedMicroBatch& prepared, Scored& scored,
                                                        ConstView table);
+  // From d loss / d log-prob and entropy to scored.d_normed and the table's gradient.
+  void backward_of_head(const PreparedMicroBatch& prepared, Scored& scored, const LossResult& loss);
   // The gradient of the last layer's output.
   [[nodiscard]] Tensor backward_from_scores(const PreparedMicroBatch& prepared, Scored& scored,
                                             const LossResult& loss);

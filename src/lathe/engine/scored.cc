@@ -152,20 +152,32 @@ LossResult Engine::score_with_known_cotangents(const PreparedMicroBatch& prepare
   return loss;
 }
 
+void Engine::backward_of_head(const PreparedMicroBatch& prepared, Scored& scored, const LossResult& loss) {
+  const int64_t n = prepared.host.scored();
+  const Tensor d_logprobs = upload(loss.dlogprobs, "head.dlogprobs");
+  const Tensor d_entropy = loss.dentropy.empty() ? Tensor() : upload(loss.dentropy, "head.dentropy");
+  scored.d_normed = device_.activation(Shape{n, config_.hidden_size}, "head.dnormed");
+  // chunked hands the table's gradient over after every chunk, the others once, when the unit is finished.
+  const bool in_chunks = options_.head_mode == HeadMode::kChunked;
+  const int64_t step = in_chunks ? options_.head_chunk : std::max<int64_t>(n, 1);
+  for (int64_t begin = 0; begin == 0 || begin < n; begin += step) {
+    if (begin > 0) store_->finish_table(head_table());
+    const auto part = [&](ConstView x) { return x.rows(begin, std::min(step, n - begin)); };
+    const GradientTarget target = store_->product_target(head_table());
+    score_backward(
+        device_, head_params(), part(d_logprobs), d_entropy.empty() ? ConstView() : part(d_entropy),
+        part(scored.normed), table_of(scored, Phase::kBackward), part(prepared.targets),
+        part(prepared.temperature), part(scored.entropy), part(scored.head.stats),
+        scored.d_normed.view().rows(begin, std::min(step, n - begin)), target.view, target.accumulate);
+  }
+}
+
 Tensor Engine::backward_from_scores(const PreparedMicroBatch& prepared, Scored& scored,
                                     const LossResult& loss) {
   Queue& queue = *device_.queue;
   const int64_t n = prepared.host.scored();
   Tensor d_hidden = device_.activation(Shape{prepared.host.tokens(), config_.hidden_size}, "dhidden");
-  if (scored.d_normed.empty()) {
-    const Tensor d_logprobs = upload(loss.dlogprobs, "head.dlogprobs");
-    const Tensor d_entropy = loss.dentropy.empty() ? Tensor() : upload(loss.dentropy, "head.dentropy");
-    const GradientTarget target = store_->product_target(head_table());
-    scored.d_normed = device_.activation(Shape{n, config_.hidden_size}, "head.dnormed");
-    score_backward(device_, head_params(), d_logprobs, d_entropy, scored.normed,
-                   table_of(scored, Phase::kBackward), prepared.targets, prepared.temperature, scored.entropy,
-                   scored.head, scored.d_normed, target.view, target.accumulate);
-  }
+  if (scored.d_normed.empty()) backward_of_head(prepared, scored, loss);
   if (options_.head_mode == HeadMode::kChunked) scored.weights = store_->gather(kHeadUnit, Phase::kBackward);
   Tensor d_scored = device_.activation(Shape{n, config_.hidden_size}, "head.dhidden");
   Tensor scratch = device_.scratch(rmsnorm_backward_scratch(n, config_.hidden_size), "head.norm partials");

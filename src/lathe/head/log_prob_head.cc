@@ -73,8 +73,7 @@ void score_in_chunks(const Device& device, const HeadParams& params, ConstView h
 
 void backward_in_chunks(const Device& device, const HeadParams& params, ConstView dlogp, ConstView dentropy,
                         ConstView hidden, const HeadTable& source, ConstView targets, ConstView temperature,
-                        ConstView entropy, const HeadSaved& saved, View dhidden, View dtable,
-                        bool accumulate) {
+                        ConstView entropy, ConstView stats, View dhidden, View dtable, bool accumulate) {
   const int64_t tokens = hidden.dim(0);
   ChunkTable chunks(params, source, hidden);
   const Tensor scratch = logits_scratch(device, params, tokens, chunks.vocab());
@@ -84,8 +83,8 @@ void backward_in_chunks(const Device& device, const HeadParams& params, ConstVie
     const ConstView table = chunks.at(begin);
     const View logits = chunk_logits(device, params, hidden, table, begin, count, scratch);
     device.kernels.log_prob_backward(*device.queue, part(dlogp), dentropy.empty() ? dentropy : part(dentropy),
-                                     logits, part(targets), part(temperature), part(entropy),
-                                     part(saved.stats), logits);
+                                     logits, part(targets), part(temperature), part(entropy), part(stats),
+                                     logits);
     device.kernels.matmul(
         *device.queue, {.trans_a = false, .trans_b = false, .accumulate = false, .compute = params.compute},
         logits, table, dhidden.rows(begin, count));
@@ -146,7 +145,7 @@ void score(const Device& device, const HeadParams& params, ConstView hidden, con
 
 void score_backward(const Device& device, const HeadParams& params, ConstView dlogp, ConstView dentropy,
                     ConstView hidden, const HeadTable& table, ConstView targets, ConstView temperature,
-                    ConstView entropy, const HeadSaved& saved, View dhidden, View dtable, bool accumulate) {
+                    ConstView entropy, ConstView stats, View dhidden, View dtable, bool accumulate) {
   check_arguments(params, hidden, targets, temperature);
   const int64_t tokens = hidden.dim(0);
   LATHE_CHECK(dhidden.shape == hidden.shape, "dhidden {}, hidden {}", dhidden.shape.text(),
@@ -158,14 +157,14 @@ void score_backward(const Device& device, const HeadParams& params, ConstView dl
   LATHE_CHECK(dtable.empty() || dtable.dtype == device.float_type(), "a gradient of the table of {}",
               dtype_name(dtable.dtype));
   if (params.mode != HeadMode::kFused) {
-    backward_in_chunks(device, params, dlogp, dentropy, hidden, table, targets, temperature, entropy, saved,
+    backward_in_chunks(device, params, dlogp, dentropy, hidden, table, targets, temperature, entropy, stats,
                        dhidden, dtable, accumulate);
     return;
   }
   const Tensor scratch = device.scratch(fused_log_prob_scratch(tokens, hidden.dim(1)), "head partials");
   device.kernels.fused_log_prob_backward(*device.queue, {.compute = params.compute, .accumulate = accumulate},
                                          dlogp, dentropy, hidden, checked(table.get(), hidden), targets,
-                                         temperature, entropy, saved.stats, {}, dhidden, dtable, scratch);
+                                         temperature, entropy, stats, {}, dhidden, dtable, scratch);
 }
 
 }  // namespace lathe

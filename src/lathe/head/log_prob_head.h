@@ -57,12 +57,12 @@ struct HeadSaved {
 void score(const Device& device, const HeadParams& params, ConstView hidden, const HeadTable& table,
            ConstView targets, ConstView temperature, View logp, View entropy, HeadSaved& saved);
 
-// dlogp: [n]; dentropy: [n] or absent; dhidden: [n, dim], overwritten; dtable: [vocab, dim], added to if
+// stats: what score left for these tokens, all arguments are of the same ones; dlogp: [n]; dentropy: [n] or absent; dhidden: [n, dim], overwritten; dtable: [vocab, dim], added to if
 // `accumulate`, else overwritten; or absent: the table is frozen and that product is left out. A token whose cotangents are 0 gives zeros
 // whatever its logits are.
 void score_backward(const Device& device, const HeadParams& params, ConstView dlogp, ConstView dentropy,
                     ConstView hidden, const HeadTable& table, ConstView targets, ConstView temperature,
-                    ConstView entropy, const HeadSaved& saved, View dhidden, View dtable, bool accumulate);
+                    ConstView entropy, ConstView stats, View dhidden, View dtable, bool accumulate);
 
 // An internal error for a target outside [0, vocab).
 void check_head_targets(const Device& device, ConstView targets, int64_t vocab);

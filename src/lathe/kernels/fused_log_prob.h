@@ -7,7 +7,7 @@
 // Backward makes each tile's cotangent once and feeds both products with it: dhidden = dlogits table (overwritten),
 // dtable (+)= dlogits^T hidden (absent: frozen, skipped).
 // kept: [n, vocab] elements that forward fills for backward, in an order of its own, or absent: backward makes the logits
-// again. Backward destroys it. With it the four products are three.
+// again. With it the four products are three.
 // scratch: fused_log_prob_scratch elements, for both. Results do not depend on threads, nor beyond rounding on tiles.
 #pragma once
 
@@ -34,7 +34,7 @@ using FusedLogProbBackward = void(Queue& queue, const FusedLogProbParams& params
 
 // Tokens, and rows of the table, of a tile; groups that the tiles of a table are shared out to.
 inline constexpr int64_t kHeadTileTokens = 512;
-inline constexpr int64_t kHeadTileVocab = 512;
+inline constexpr int64_t kHeadTileVocab = 1024;
 inline constexpr int64_t kHeadGroups = 16;
 
 // Statistics per token and group forward, hidden gradients of a block of tokens per group backward.

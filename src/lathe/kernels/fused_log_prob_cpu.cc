@@ -9,9 +9,12 @@
 namespace lathe::LATHE_ISA_NAMESPACE {
 namespace {
 
-// A tile of logits lies at the end of a thread's workspace, behind what a product uses of it.
-constexpr int64_t kTileBytes = kHeadTileTokens * kHeadTileVocab * static_cast<int64_t>(sizeof(float));
+// A tile of logits lies at the end of a thread's workspace, behind what a product uses of it. Its rows are a line longer
+// than the words, so that they do not all fall on the same lines of a cache.
+constexpr int64_t kTileStride = kHeadTileVocab + 16;
+constexpr int64_t kTileBytes = kHeadTileTokens * kTileStride * static_cast<int64_t>(sizeof(float));
 constexpr int64_t kTileOffset = Queue::kThreadWorkspaceBytes - kTileBytes;
+constexpr int64_t kProductRows = 512;      // of a product that converts its operands
 constexpr int64_t kProductColumns = 1024;  // of a hidden state at once
 
 struct Problem {
@@ -47,15 +50,19 @@ struct Tile {
   int64_t tokens = 0;
   int64_t word = 0;
   int64_t words = 0;
-  float* logits = nullptr;  // [tokens, words]
+  float* logits = nullptr;  // [tokens, words], kTileStride apart
+  float* kept = nullptr;    // [tokens, words], or absent
 };
 
 LATHE_INLINE Tile tile_at(const Problem& p, std::byte* workspace, int64_t token, int64_t word, int64_t end) {
-  Tile tile{token, min_of(kHeadTileTokens, p.tokens - token), word, min_of(kHeadTileVocab, end - word),
+  Tile tile{token,
+            min_of(kHeadTileTokens, p.tokens - token),
+            word,
+            min_of(kHeadTileVocab, end - word),
+            reinterpret_cast<float*>(workspace + kTileOffset),
             nullptr};
   // Kept logits: block after block, in it tile after tile.
-  tile.logits = p.kept == nullptr ? reinterpret_cast<float*>(workspace + kTileOffset)
-                                  : p.kept + token * p.vocab + tile.tokens * word;
+  if (p.kept != nullptr) tile.kept = p.kept + token * p.vocab + tile.tokens * word;
   return tile;
 }
 
@@ -68,7 +75,7 @@ LATHE_INLINE void make_logits(const Problem& p, std::byte* workspace, const Tile
   Operand words = p.table.from(t.word, 0);
   words.trans = true;
   multiply_tile(workspace, p.math, t.tokens, t.words, p.dim,
-                f32_operand(p.hidden + t.token * p.dim, p.dim, false), words, false, t.logits, t.words);
+                f32_operand(p.hidden + t.token * p.dim, p.dim, false), words, false, t.logits, kTileStride);
 }
 
 // Of one token over the words of a group: largest logit, sum e^(z - m), sum e^(z - m) (z - m) with m = z of the largest if
@@ -80,6 +87,11 @@ struct Partial {
   float zero_or_nan;
 };
 static_assert(sizeof(Partial) == 4 * sizeof(float));
+
+LATHE_INLINE void copy(const float* from, int64_t count, float* to) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) to[i] = from[i];
+}
 
 LATHE_INLINE float finite_or_zero(float x) {
   return x - x == 0.0F ? x : 0.0F;
@@ -121,11 +133,13 @@ LATHE_INLINE void group_forward(const Problem& p, std::byte* workspace, int64_t 
     const Tile tile = tile_at(p, workspace, token, word, range.end);
     make_logits(p, workspace, tile);
     for (int64_t i = 0; i < tile.tokens; ++i) {
-      const float* const x = tile.logits + i * tile.words;
+      const float* const x = tile.logits + i * kTileStride;
       const int64_t t = token + i;
       const float inverse_tau = inverse_temperature(p.temperature[t]);
       const RowMaximum top = maximum(x, tile.words);
       const RowSums sums = part_sums(x, tile.words, inverse_tau, finite_or_zero(top.value * inverse_tau));
+      // A product that wrote there would pass over far memory several times; this passes once.
+      if (tile.kept != nullptr) copy(x, tile.words, tile.kept + i * tile.words);
       Partial& partial = partials[t * kHeadGroups + group];
       Running running{partial.top, finite_or_zero(partial.top * inverse_tau),
                       static_cast<double>(partial.exps), static_cast<double>(partial.weighted)};
@@ -211,7 +225,8 @@ struct Cotangents {
 LATHE_INLINE void make_cotangents(const Problem& p, const Cotangents& c, const Tile& tile) {
   for (int64_t i = 0; i < tile.tokens; ++i) {
     const int64_t t = tile.token + i;
-    float* const x = tile.logits + i * tile.words;
+    float* const dx = tile.logits + i * kTileStride;
+    const float* const x = tile.kept == nullptr ? dx : tile.kept + i * tile.words;
     const float inverse_tau = inverse_temperature(p.temperature[t]);
     const RowCotangent row{.inverse_tau = inverse_tau,
                            .m = c.stats[2 * t],
@@ -219,10 +234,10 @@ LATHE_INLINE void make_cotangents(const Problem& p, const Cotangents& c, const T
                            .g = c.logp[t] * inverse_tau,
                            .e = c.entropy == nullptr ? 0.0F : c.entropy[t] * inverse_tau,
                            .entropy = c.entropy == nullptr ? 0.0F : c.entropy_value[t]};
-    cotangent(row, x, tile.words, x);
+    cotangent(row, x, tile.words, dx);
     const int64_t target = p.targets[t] - tile.word;
     const bool counts = row.g != 0.0F || row.e != 0.0F;
-    if (counts && target >= 0 && target < tile.words) x[target] += row.g;
+    if (counts && target >= 0 && target < tile.words) dx[target] += row.g;
   }
 }
 
@@ -232,6 +247,7 @@ LATHE_INLINE void group_backward(const Problem& p, const Cotangents& c, std::byt
                                  int64_t group, float* dtable, bool accumulate, float* part) {
   const Range range = group_range(p.vocab, group);
   const int64_t tokens = min_of(kHeadTileTokens, p.tokens - token);
+  const int64_t most_rows = p.math == TileMath::kF32 ? kHeadTileVocab : kProductRows;
   if (range.begin == range.end) {
     for (int64_t i = 0; i < tokens * p.dim; ++i) part[i] = 0.0F;
   }
@@ -242,13 +258,15 @@ LATHE_INLINE void group_backward(const Problem& p, const Cotangents& c, std::byt
     for (int64_t column = 0; column < p.dim; column += kProductColumns) {
       const int64_t columns = min_of(kProductColumns, p.dim - column);
       multiply_tile(workspace, p.math, tile.tokens, columns, tile.words,
-                    f32_operand(tile.logits, tile.words, false), p.table.from(tile.word, column),
+                    f32_operand(tile.logits, kTileStride, false), p.table.from(tile.word, column),
                     word > range.begin, part + column, p.dim);
       if (dtable == nullptr) continue;
-      multiply_tile(workspace, p.math, tile.words, columns, tile.tokens,
-                    f32_operand(tile.logits, tile.words, true),
-                    f32_operand(p.hidden + token * p.dim + column, p.dim, false), accumulate,
-                    dtable + tile.word * p.dim + column, p.dim);
+      for (int64_t row = 0; row < tile.words; row += most_rows) {
+        multiply_tile(workspace, p.math, min_of(most_rows, tile.words - row), columns, tile.tokens,
+                      f32_operand(tile.logits + row, kTileStride, true),
+                      f32_operand(p.hidden + token * p.dim + column, p.dim, false), accumulate,
+                      dtable + (tile.word + row) * p.dim + column, p.dim);
+      }
     }
   }
 }
