@@ -4,8 +4,11 @@
 #include <filesystem>
 #include <stdexcept>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "lathe/io/files.h"
 
@@ -93,6 +96,21 @@ TEST_F(CheckpointsTest, AFolderWithoutItsMarkIsNoCheckpointAndIsWrittenOver) {
   const std::string path = write(full(5));
   EXPECT_FALSE(fs::exists(fs::path(path) / "model-00001-of-00009.safetensors"));
   EXPECT_EQ(names(), (std::vector<std::string>{"latest", "step_000005"}));
+}
+
+// As it may appear while the run goes on; see RunFolderTest.
+TEST_F(CheckpointsTest, APipeAsLatestIsRefusedNotWrittenTo) {
+  for (const char* name : {"latest", "latest.partial"}) {
+    const std::string path = folder_ / name;
+    ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+    const auto kept =
+        fs::path(name).has_extension() ? -1 : ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    const std::string fault = error_of(ErrorKind::kConfig, [&] { static_cast<void>(write(full(1))); });
+    EXPECT_NE(fault.find("latest: "), std::string::npos) << fault;
+    EXPECT_EQ(checkpoints_.complete(), (std::vector<CheckpointName>{full(1)}));
+    if (kept >= 0) ::close(kept);
+    fs::remove(path);
+  }
 }
 
 TEST_F(CheckpointsTest, LeftoversOfKilledRunsGo) {

@@ -6,10 +6,15 @@
 #include <iterator>
 #include <sstream>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "lathe/core/error.h"
+
+#include "support/temp_folder.h"
 
 namespace lathe {
 namespace {
@@ -46,6 +51,24 @@ class RunFolderTest : public ::testing::Test {
   fs::path root_;
   Log log_{false};
 };
+
+// Opening a pipe to write waits until somebody reads. The reader here is for a test that fails rather than hangs.
+TEST_F(RunFolderTest, PipesUnderTheNamesOfItsFilesAreRefused) {
+  fs::create_directories(root_ / "checkpoints");
+  for (const char* name :
+       {".lock", "config.resolved.yaml", "log.txt", "metrics.jsonl", "checkpoints/latest"}) {
+    const std::string path = (root_ / name).string();
+    ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+    const int reader = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    const std::string fault = test::error_of(ErrorKind::kConfig, [&] {
+      RunFolder folder(root_.string(), "auto", log_);
+      folder.begin("run: {}\n");
+    });
+    EXPECT_NE(fault.find(path + ": is a pipe, expected a file or nothing"), std::string::npos) << fault;
+    ::close(reader);
+    fs::remove(path);
+  }
+}
 
 TEST_F(RunFolderTest, MetricsAreOneObjectALineAndNotANumberIsNull) {
   RunFolder folder(root_.string(), "auto", log_);

@@ -68,7 +68,8 @@ int open_to_read(const std::string& path) {
 AtomicFileWriter::AtomicFileWriter(const std::string& path) : path_(path), partial_path_(path + ".partial") {
   struct stat status {};
   if (::stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) partial_path_ = path_;
-  const int create = partial_path_ == path_ ? 0 : O_CREAT | O_TRUNC;
+  // A pipe that bears the name of the partial file is an error: without O_NONBLOCK it would wait for a reader.
+  const int create = partial_path_ == path_ ? 0 : O_CREAT | O_TRUNC | O_NONBLOCK;
   descriptor_ = ::open(partial_path_.c_str(), O_WRONLY | create | O_CLOEXEC, 0644);
   if (descriptor_ < 0) fail("created");
 }
@@ -169,6 +170,13 @@ std::string other_than_file(const std::string& path) {
   if (S_ISDIR(status.st_mode)) return "a folder";
   if (S_ISFIFO(status.st_mode)) return "a pipe";
   return S_ISSOCK(status.st_mode) ? "a socket" : "a device";
+}
+
+void check_plain_file(const std::string& path) {
+  const std::string kind = other_than_file(path);
+  if (kind.empty()) return;
+  config_error(path, fmt::format("is {}, expected a file or nothing", kind),
+               "remove it or choose another folder");
 }
 
 bool same_file(const std::string& a, const std::string& b) {

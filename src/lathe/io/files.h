@@ -47,6 +47,8 @@ void sync_folder(const std::string& path);
 // What a path is instead of a plain file: "a folder", "a pipe", "a socket", "a device". "" for a plain file or a link
 // to one, and where nothing is. To be asked before opening: opening a pipe waits for whoever writes to it.
 [[nodiscard]] std::string other_than_file(const std::string& path);
+// Config error if other_than_file(path) says anything: for files in folders of our own, which nobody meant to be one.
+void check_plain_file(const std::string& path);
 // Whether two paths are the same existing file, by links, hard links or spelling.
 [[nodiscard]] bool same_file(const std::string& a, const std::string& b);
 [[nodiscard]] bool folder_exists(const std::string& path);

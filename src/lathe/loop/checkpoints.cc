@@ -95,6 +95,7 @@ std::string Checkpoints::write(const CheckpointName& name, int64_t keep, uint64_
 }
 
 void Checkpoints::point_latest_at(const CheckpointName& name) const {
+  check_plain_file(path_of_latest());
   write_file_atomically(path_of_latest(), name.text() + "\n");
 }
 

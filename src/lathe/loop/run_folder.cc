@@ -19,6 +19,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kLockName = ".lock";
+constexpr const char* kResolvedName = "config.resolved.yaml";
+constexpr const char* kLogName = "log.txt";
 constexpr const char* kMetricsName = "metrics.jsonl";
 
 double seconds_since_epoch() {
@@ -84,6 +86,9 @@ void RunFolder::check_usable(const std::string& path, const std::string& resume)
   if (fs::exists(folder, ignored) && !fs::is_directory(folder, ignored)) {
     config_error("run.dir", fmt::format("'{}' is a file, expected a folder", path), "choose another run.dir");
   }
+  for (const char* name : {kLockName, kResolvedName, kLogName, kMetricsName, "checkpoints/latest"}) {
+    check_plain_file((folder / name).string());
+  }
   if (resume == "never") {
     for (const auto& entry : fs::directory_iterator(folder, ignored)) {
       if (entry.path().filename() == kLockName) continue;
@@ -114,8 +119,8 @@ void RunFolder::prepare(const std::string& resolved_config) {
   create_folders(path_of("checkpoints"));
   if (lock_ == nullptr) lock_ = std::make_unique<Lock>(path_);
   checkpoints_.remove_leftovers();
-  write_file_atomically(path_of("config.resolved.yaml"), resolved_config);
-  log_.add_file(path_of("log.txt"));
+  write_file_atomically(path_of(kResolvedName), resolved_config);
+  log_.add_file(path_of(kLogName));
 }
 
 void RunFolder::open_metrics() {
