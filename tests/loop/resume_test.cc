@@ -422,6 +422,18 @@ TEST_F(ResumeTest, StateThatIsNotFiniteIsAnErrorWithARemedy) {
   EXPECT_NE(text.find("remove"), std::string::npos) << text;
 }
 
+TEST_F(ResumeTest, MomentsWithoutAnAppliedStepAreAnErrorWithARemedy) {
+  ASSERT_EQ(stop_after("run", "2"), 75);
+  const std::string file = checkpoint("run", "step_000002") + "/trainer/state.json";
+  Json state = Json::parse(bytes_of_file(file));
+  ASSERT_GT(state["applied_steps"], 0);
+  state["applied_steps"] = 0;
+  std::ofstream(file) << state;
+  const std::string text = error_of(ErrorKind::kModel, [&] { static_cast<void>(train_in("run")); });
+  EXPECT_NE(text.find("are not 0, expected 0"), std::string::npos) << text;
+  EXPECT_NE(text.find("remove"), std::string::npos) << text;
+}
+
 TEST_F(ResumeTest, ACheckpointThatCannotBeReadIsAnErrorWithARemedy) {
   config_.run.save_every = 1;
   ASSERT_EQ(stop_after("run", "2:1"), 75);

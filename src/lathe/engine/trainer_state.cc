@@ -208,14 +208,25 @@ void Engine::restore(const HfFolder& source, const std::string& from, const Engi
       const std::string name = parameter.spec->name();
       const auto read = [&](const std::string& tensor, View to) {
         file.read(tensor, to, memory);
-        if (std::isfinite(device_.kernels.sum_of_squares(*device_.queue, to))) return;
-        model_error(trainer_file(from, kOptimizerName),
-                    fmt::format("tensor {} holds values that are not finite", tensor));
+        const double squares = device_.kernels.sum_of_squares(*device_.queue, to);
+        if (!std::isfinite(squares)) {
+          model_error(trainer_file(from, kOptimizerName),
+                      fmt::format("tensor {} holds values that are not finite", tensor));
+        }
+        return squares;
       };
-      read("m." + name, optimizer_->first_moment(i));
-      read("v." + name, optimizer_->second_moment(i));
+      const double moments =
+          read("m." + name, optimizer_->first_moment(i)) + read("v." + name, optimizer_->second_moment(i));
+      if (moments != 0 && counters.applied_steps == 0) {
+        model_error(
+            trainer_file(from, kOptimizerName),
+            fmt::format("the moments of {} are not 0, expected 0: no step has been applied by the state "
+                        "beside it (applied_steps 0)",
+                        name),
+            kCheckpointRemedy);
+      }
       if (is_exact_in(source, parameter)) continue;
-      read("master." + name, parameter.master);
+      static_cast<void>(read("master." + name, parameter.master));
       if (!parameter.weight.empty()) device_.kernels.cast(*device_.queue, parameter.master, parameter.weight);
     }
     optimizer_->restore(counters.applied_steps, counters.loss_window, counters.grad_norm_window);

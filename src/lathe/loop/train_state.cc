@@ -1,9 +1,9 @@
 #include "lathe/loop/train_state.h"
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <limits>
-#include <stdexcept>
 
 #include <nlohmann/json.hpp>
 
@@ -11,6 +11,7 @@
 #include "lathe/engine/checkpoint_files.h"
 #include "lathe/io/files.h"
 #include "lathe/io/safetensors.h"
+#include "lathe/loop/checkpoints.h"
 
 namespace lathe {
 namespace {
@@ -46,46 +47,144 @@ Json to_json(const TrainState& state) {
           {"settings", state.settings}};
 }
 
-// Whole and not negative; the library would cut 1.5 and wrap -1.
-uint64_t unsigned_at(const Json& json, const char* key) {
-  const Json& value = json.at(key);
-  if (!value.is_number_unsigned()) {
-    throw std::invalid_argument(
-        fmt::format("{} is {}, expected a whole number of at least 0", key, value.dump()));
-  }
-  return value.get<uint64_t>();
-}
+// The value of a key of state.json, or of a dotted path of keys; a model error names the file, the key, the value and what
+// was expected.
+class StateReader {
+ public:
+  StateReader(const std::string& path, const Json& json) : path_(path), json_(json) {}
 
-int64_t count_at(const Json& json, const char* key) {
-  const uint64_t value = unsigned_at(json, key);
-  if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-    throw std::invalid_argument(fmt::format("{} is {}, which is no count", key, value));
+  [[noreturn]] void refuse(const std::string& key, const std::string& value,
+                           const std::string& expected) const {
+    model_error(path_, fmt::format("{} is {}, expected {}", key, value, expected), kCheckpointRemedy);
   }
-  return static_cast<int64_t>(value);
-}
+  // The library would cut 1.5 and wrap -1.
+  [[nodiscard]] uint64_t number(const std::string& key) const {
+    const Json& value = at(key);
+    if (!value.is_number_unsigned()) refuse(key, shown(value), "a whole number of at least 0");
+    return value.get<uint64_t>();
+  }
+  [[nodiscard]] int64_t count(const std::string& key) const {
+    constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
+    const uint64_t value = number(key);
+    if (value > kMost) refuse(key, std::to_string(value), fmt::format("at most {}", kMost));
+    return static_cast<int64_t>(value);
+  }
+  [[nodiscard]] std::string text(const std::string& key) const { return text_of(key, at(key)); }
+  [[nodiscard]] std::vector<double> numbers(const std::string& key) const { return numbers_of(key, at(key)); }
+  [[nodiscard]] std::vector<std::string> texts(const std::string& key) const {
+    std::vector<std::string> out;
+    for (const Json& item : list_of(key, at(key))) out.push_back(text_of(key + "[]", item));
+    return out;
+  }
+  [[nodiscard]] RollingStats rolling(const std::string& key) const {
+    RollingStats out;
+    for (const auto& [name, value] : object(key).items()) out[name] = numbers_of(key + "." + name, value);
+    return out;
+  }
+  [[nodiscard]] std::map<std::string, std::string> map_of_texts(const std::string& key) const {
+    std::map<std::string, std::string> out;
+    for (const auto& [name, value] : object(key).items()) out[name] = text_of(key + "." + name, value);
+    return out;
+  }
 
-TrainState from_json(const Json& json) {
+ private:
+  [[nodiscard]] const Json& at(const std::string& key) const {
+    const Json* value = &json_;
+    for (size_t begin = 0; begin <= key.size();) {
+      const size_t end = std::min(key.find('.', begin), key.size());
+      const std::string name = key.substr(begin, end - begin);
+      if (!value->is_object()) {
+        refuse(begin == 0 ? "the file" : key.substr(0, begin - 1), shown(*value), "an object");
+      }
+      const auto found = value->find(name);
+      if (found == value->end()) refuse(key.substr(0, end), "missing", "a value");
+      value = &*found;
+      begin = end + 1;
+    }
+    return *value;
+  }
+  [[nodiscard]] const Json& object(const std::string& key) const {
+    const Json& value = at(key);
+    if (!value.is_object()) refuse(key, shown(value), "an object");
+    return value;
+  }
+  [[nodiscard]] const Json& list_of(const std::string& key, const Json& value) const {
+    if (!value.is_array()) refuse(key, shown(value), "a list");
+    return value;
+  }
+  [[nodiscard]] std::string text_of(const std::string& key, const Json& value) const {
+    if (!value.is_string()) refuse(key, shown(value), "a string");
+    return value.get<std::string>();
+  }
+  [[nodiscard]] std::vector<double> numbers_of(const std::string& key, const Json& value) const {
+    std::vector<double> out;
+    for (const Json& item : list_of(key, value)) {
+      if (!item.is_number()) refuse(key + "[]", shown(item), "a number");
+      out.push_back(item.get<double>());
+    }
+    return out;
+  }
+  [[nodiscard]] static std::string shown(const Json& value) {
+    constexpr size_t kLongest = 80;
+    std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+    return text.size() <= kLongest ? text : text.substr(0, kLongest) + "...";
+  }
+
+  const std::string& path_;
+  const Json& json_;
+};
+
+TrainState from_json(const StateReader& json) {
   TrainState state;
-  state.version = json.at("lathe");
-  state.counters.step = count_at(json, "step");
-  state.counters.applied_steps = count_at(json, "applied_steps");
-  state.counters.loss_window = json.at("loss_window").get<std::vector<double>>();
-  state.counters.grad_norm_window = json.at("grad_norm_window").get<std::vector<double>>();
-  state.micro_batches = count_at(json, "micro_batches");
-  state.step_micro_batches = count_at(json, "step_micro_batches");
-  const Json& data = json.at("data");
+  state.version = json.text("lathe");
+  state.counters.step = json.count("step");
+  state.counters.applied_steps = json.count("applied_steps");
+  state.counters.loss_window = json.numbers("loss_window");
+  state.counters.grad_norm_window = json.numbers("grad_norm_window");
+  state.micro_batches = json.count("micro_batches");
+  state.step_micro_batches = json.count("step_micro_batches");
   state.position.batch = {
-      .epoch = count_at(data, "epoch"), .file = count_at(data, "file"), .batch = count_at(data, "batch")};
-  state.position.iteration = count_at(data, "iteration");
-  state.files = data.at("files").get<std::vector<std::string>>();
-  state.file_bytes = unsigned_at(data, "file_bytes");
-  state.seed = unsigned_at(json, "seed");
-  state.rolling = json.at("rolling").get<RollingStats>();
-  const Json& base = json.at("base");
-  state.base = {.config = base.at("config"), .tensors = base.at("tensors"), .weights = base.at("weights")};
-  state.branched_from = json.at("branched_from");
-  state.settings = json.at("settings").get<std::map<std::string, std::string>>();
+      .epoch = json.count("data.epoch"), .file = json.count("data.file"), .batch = json.count("data.batch")};
+  state.position.iteration = json.count("data.iteration");
+  state.files = json.texts("data.files");
+  state.file_bytes = json.number("data.file_bytes");
+  state.seed = json.number("seed");
+  state.rolling = json.rolling("rolling");
+  state.base = {.config = json.text("base.config"),
+                .tensors = json.text("base.tensors"),
+                .weights = json.text("base.weights")};
+  state.branched_from = json.text("branched_from");
+  state.settings = json.map_of_texts("settings");
   return state;
+}
+
+// What cannot be so at once: a file that was changed by hand, or one of another checkpoint.
+void check_consistent(const StateReader& json, const TrainState& state, const std::string& checkpoint) {
+  const auto expect = [&](bool holds, const char* key, auto value, const std::string& expected) {
+    if (!holds) json.refuse(key, fmt::format("{}", value), expected);
+  };
+  const std::string folder = std::filesystem::path(checkpoint).filename().string();
+  if (const auto name = parse_checkpoint_name(folder); name.has_value()) {
+    const std::string as = fmt::format(" as the name of the folder {} says", folder);
+    expect(state.counters.step == name->step, "step", state.counters.step, std::to_string(name->step) + as);
+    expect(state.micro_batches == name->micro_batches, "micro_batches", state.micro_batches,
+           std::to_string(name->micro_batches) + as);
+  }
+  expect(state.counters.applied_steps <= state.counters.step, "applied_steps", state.counters.applied_steps,
+         fmt::format("at most step, {}", state.counters.step));
+  if (state.micro_batches == 0) {
+    expect(state.step_micro_batches == 0, "step_micro_batches", state.step_micro_batches,
+           "0, because micro_batches is 0");
+  } else {
+    expect(state.step_micro_batches >= state.micro_batches, "step_micro_batches", state.step_micro_batches,
+           fmt::format("at least micro_batches, {}", state.micro_batches));
+  }
+  const bool within =
+      state.micro_batches > 0 || state.position.batch.batch > 0 || state.position.iteration > 0;
+  const auto files = static_cast<int64_t>(state.files.size());
+  expect(state.position.batch.file <= files - (within ? 1 : 0), "data.file", state.position.batch.file,
+         fmt::format("at most {}: data.files has {}", files - (within ? 1 : 0), files));
+  expect(within || state.file_bytes == 0, "data.file_bytes", state.file_bytes, "0 where no file is in use");
 }
 
 }  // namespace
@@ -110,20 +209,16 @@ TrainState read_train_state(const std::string& checkpoint) {
     throw Error(e.kind(), "", e.what(), kCheckpointRemedy);
   }
   const Json json = Json::parse(text);
-  try {
-    const int64_t format = count_at(json, "format");
-    if (format != kFormat) {
-      model_error(path, fmt::format("has format {}; this version of lathe reads {}", format, kFormat),
-                  format < kFormat
-                      ? "the weights are fine: start a new run with model.path set to this folder"
-                      : "use the version of lathe that wrote it");
-    }
-    return from_json(json);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& e) {  // of the JSON library, or a negative count
-    model_error(path, fmt::format("is not the state of a run: {}", e.what()), kCheckpointRemedy);
+  const StateReader reader(path, json);
+  const int64_t format = reader.count("format");
+  if (format != kFormat) {
+    model_error(path, fmt::format("has format {}; this version of lathe reads {}", format, kFormat),
+                format < kFormat ? "the weights are fine: start a new run with model.path set to this folder"
+                                 : "use the version of lathe that wrote it");
   }
+  TrainState state = from_json(reader);
+  check_consistent(reader, state, checkpoint);
+  return state;
 }
 
 void write_old_logprobs(const std::string& checkpoint, const std::vector<std::vector<double>>& old_logprobs) {

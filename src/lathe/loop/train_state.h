@@ -41,7 +41,8 @@ struct TrainState {
 // A name or setting as state.json holds it: what is not UTF-8 is replaced.
 [[nodiscard]] std::string as_stored(const std::string& text);
 
-// <checkpoint>/trainer/state.json. Model errors name the file.
+// <checkpoint>/trainer/state.json. Model errors name file, key, value and what was expected; values that contradict each other
+// or the checkpoint's name are refused.
 void write_train_state(const std::string& checkpoint, const TrainState& state);
 [[nodiscard]] TrainState read_train_state(const std::string& checkpoint);
 
