@@ -1,5 +1,6 @@
 #include "lathe/kernels/moe_dispatch.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -17,24 +18,33 @@ struct Sorted {
   HostArray offsets;
   HostArray slot_of_row;
   HostArray row_of_slot;
+  int64_t top_k = 1;
+  int64_t wanted = 0;
   [[nodiscard]] int64_t used() const { return static_cast<int64_t>(offsets.values.back()); }
 };
 
-Sorted sort(const Device& device, int64_t experts, const HostArray& expert) {
-  const Tensor offsets = poisoned(device, {experts + 1}, DType::kI32);
-  const Tensor slot_of_row = poisoned(device, {expert.size()}, DType::kI32);
+Sorted sort(const Device& device, const MoeSortParams& params, int64_t capacity, const HostArray& expert) {
+  const Tensor offsets = poisoned(device, {params.count + 1}, DType::kI32);
+  const Tensor slot_of_row = poisoned(device, {capacity}, DType::kI32);
   const Tensor row_of_slot = poisoned(device, {expert.size()}, DType::kI32);
-  device.kernels.moe_sort(*device.queue, experts, to_device(device, expert, DType::kI32), offsets,
-                          slot_of_row, row_of_slot);
-  Sorted out{to_host(device, offsets), to_host(device, slot_of_row), to_host(device, row_of_slot)};
+  const Tensor wanted = poisoned(device, {1}, DType::kI32);
+  device.kernels.moe_sort(*device.queue, params, to_device(device, expert, DType::kI32), offsets, slot_of_row,
+                          row_of_slot, wanted);
+  Sorted out{to_host(device, offsets), to_host(device, slot_of_row), to_host(device, row_of_slot),
+             expert.shape[1], device.kernels.moe_wanted(*device.queue, wanted)};
   // What lies beyond the routed rows is nobody's business.
-  for (int64_t r = out.used(); r < expert.size(); ++r) out.slot_of_row[r] = 0;
+  for (int64_t r = out.used(); r < capacity; ++r) out.slot_of_row[r] = 0;
   return out;
+}
+
+// All experts, and room for every slot.
+Sorted sort(const Device& device, int64_t experts, const HostArray& expert) {
+  return sort(device, {experts, 0, experts}, expert.size(), expert);
 }
 
 HostArray gather(const Device& device, const Sorted& sorted, const HostArray& x) {
   const Tensor rows = poisoned(device, {sorted.slot_of_row.size(), x.shape[1]});
-  device.kernels.moe_gather(*device.queue, to_device(device, x),
+  device.kernels.moe_gather(*device.queue, sorted.top_k, to_device(device, x),
                             to_device(device, sorted.slot_of_row, DType::kI32),
                             to_device(device, sorted.offsets, DType::kI32), rows);
   return to_host(device, rows);
@@ -161,6 +171,115 @@ TEST(MoeDispatch, RowsBeyondTheLastAreNeverRead) {
     const HostArray gathered = gather(device, sorted, x);
     for (int64_t i = 0; i < gathered.size(); ++i)
       EXPECT_EQ(std::isfinite(gathered[i]), i < sorted.used() * 9);
+  });
+}
+
+TEST(MoeDispatch, AWindowOfExpertsByHand) {
+  on_all_devices([](const Device& device) {
+    const HostArray expert = integer_array({5, 2}, {2, 0, 1, -1, 2, 3, 2, 1, 1, 2});
+    const Sorted all = sort(device, {4, 1, 2}, 7, expert);
+    EXPECT_EQ(all.offsets.values, (std::vector<double>{0, 3, 7}));
+    EXPECT_EQ(all.slot_of_row.values, (std::vector<double>{2, 7, 8, 0, 4, 6, 9}));
+    EXPECT_EQ(all.row_of_slot.values, (std::vector<double>{3, -1, 0, -1, 4, -1, 5, 1, 2, 6}));
+    EXPECT_EQ(all.wanted, 7);
+    // The last tokens of the highest expert are dropped first.
+    const Sorted five = sort(device, {4, 1, 2}, 5, expert);
+    EXPECT_EQ(five.offsets.values, (std::vector<double>{0, 3, 5}));
+    EXPECT_EQ(five.row_of_slot.values, (std::vector<double>{3, -1, 0, -1, 4, -1, -1, 1, 2, -1}));
+    EXPECT_EQ(five.wanted, 7);
+    const Sorted two = sort(device, {4, 1, 2}, 2, expert);
+    EXPECT_EQ(two.offsets.values, (std::vector<double>{0, 2, 2}));
+    EXPECT_EQ(two.slot_of_row.values, (std::vector<double>{2, 7}));
+    EXPECT_EQ(two.wanted, 7);
+    const Sorted none = sort(device, {4, 1, 2}, 0, expert);
+    EXPECT_EQ(none.offsets.values, (std::vector<double>{0, 0, 0}));
+    EXPECT_EQ(none.row_of_slot.values, (std::vector<double>(10, -1)));
+    const Sorted nobody = sort(device, {4, 4, 0}, 3, expert);
+    EXPECT_EQ(nobody.offsets.values, (std::vector<double>{0}));
+    EXPECT_EQ(nobody.wanted, 0);
+  });
+}
+
+// The windows of several ranks with room for every slot, taken together, are the sort of all experts; with less room each
+// keeps the first rows of that.
+TEST(MoeDispatch, WindowsAreCutFromTheSortOfAllExperts) {
+  const Device ref = make_ref_device();
+  for (const int64_t experts : {8, 7}) {
+    const HostArray expert = random_experts(61, 3, experts);
+    const Sorted all = sort(ref, experts, expert);
+    for (const int64_t ranks : {1, 2, 4}) {
+      const int64_t width = (experts + ranks - 1) / ranks;
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const int64_t first = std::min(rank * width, experts);
+        const int64_t count = std::min(width, experts - first);
+        const auto begin = static_cast<int64_t>(all.offsets[first]);
+        const auto end = static_cast<int64_t>(all.offsets[first + count]);
+        for (const int64_t capacity : {end - begin + 3, end - begin, end - begin - 1, (end - begin) / 3}) {
+          on_all_devices([&](const Device& device) {
+            const Sorted mine = sort(device, {experts, first, count}, std::max<int64_t>(capacity, 0), expert);
+            EXPECT_EQ(mine.wanted, end - begin);
+            ASSERT_EQ(mine.used(), std::clamp<int64_t>(capacity, 0, end - begin));
+            for (int64_t e = 0; e <= count; ++e) {
+              EXPECT_EQ(mine.offsets[e], std::min<double>(all.offsets[first + e] - static_cast<double>(begin),
+                                                          static_cast<double>(mine.used())));
+            }
+            for (int64_t r = 0; r < mine.used(); ++r)
+              EXPECT_EQ(mine.slot_of_row[r], all.slot_of_row[begin + r]);
+            for (int64_t s = 0; s < expert.size(); ++s) {
+              const double row = all.row_of_slot[s] - static_cast<double>(begin);
+              const bool kept = row >= 0 && row < static_cast<double>(mine.used());
+              EXPECT_EQ(mine.row_of_slot[s], kept ? row : -1);
+            }
+          });
+        }
+      }
+    }
+  }
+}
+
+// The path of a rank's experts with dropped slots: gather, weight, combine, and its backward; what lies beyond the rows
+// kept is NaN all the way.
+TEST(MoeDispatch, DroppedSlotsGiveNothingAndRowsBeyondAreNotRead) {
+  on_all_devices([](const Device& device) {
+    const int64_t tokens = 40;
+    const int64_t width = 5;
+    const HostArray expert = random_experts(tokens, 2, 8);
+    const MoeSortParams window{8, 2, 4};
+    const int64_t wanted = sort(device, window, 80, expert).wanted;
+    const Sorted sorted = sort(device, window, wanted - 7, expert);
+    const int64_t capacity = sorted.slot_of_row.size() + 4;  // a buffer with rows that nobody uses
+    ASSERT_EQ(sorted.used(), wanted - 7);
+    const Tensor slot_of_row = to_device(device, sorted.slot_of_row, DType::kI32);
+    const Tensor offsets = to_device(device, sorted.offsets, DType::kI32);
+    HostArray gate_up = random_array({capacity, 2 * width}, 2);
+    HostArray dhp = random_array({capacity, width}, 3);
+    for (int64_t i = sorted.used() * width; i < dhp.size(); ++i) {
+      dhp[i] = kNan;
+      gate_up[2 * i] = gate_up[2 * i + 1] = kNan;
+    }
+    const HostArray weight = random_array({tokens * 2}, 4);
+    const Tensor d_gate_up = poisoned(device, gate_up.shape);
+    const Tensor weighted_h = poisoned(device, dhp.shape);
+    const Tensor d_weight = to_device(device, HostArray(weight.shape));
+    device.kernels.weighted_swiglu_backward(*device.queue, to_device(device, dhp), to_device(device, gate_up),
+                                            to_device(device, weight), slot_of_row, offsets, d_gate_up,
+                                            d_weight, weighted_h);
+    const HostArray dw = to_host(device, d_weight);
+    int64_t routed = 0;
+    for (int64_t s = 0; s < dw.size(); ++s) {
+      EXPECT_TRUE(std::isfinite(dw[s]));
+      EXPECT_EQ(dw[s] != 0, sorted.row_of_slot[s] >= 0);
+      routed += dw[s] != 0 ? 1 : 0;
+    }
+    EXPECT_EQ(routed, sorted.used());
+    const HostArray dx = combine(device, sorted, to_host(device, d_gate_up), nullptr, tokens);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const bool kept = sorted.row_of_slot[2 * t] >= 0 || sorted.row_of_slot[2 * t + 1] >= 0;
+      for (int64_t i = 0; i < 2 * width; ++i) {
+        EXPECT_TRUE(std::isfinite(dx[t * 2 * width + i]));
+        EXPECT_EQ(dx[t * 2 * width + i] != 0, kept);
+      }
+    }
   });
 }
 

@@ -60,6 +60,7 @@ namespace lathe {
   X(MoeCounts, moe_counts)                                          \
   X(MoeGather, moe_gather)                                          \
   X(MoeSort, moe_sort)                                              \
+  X(MoeWanted, moe_wanted)                                          \
   X(OutputGateBackward, output_gate_backward)                       \
   X(OutputGateForward, output_gate_forward)                         \
   X(QkNormRopeBackward, qk_norm_rope_backward)                      \

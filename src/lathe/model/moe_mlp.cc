@@ -76,11 +76,12 @@ Tensor moe_forward(ModelContext& context, const BatchView& batch, const Gathered
   saved.offsets = device.indices(Shape{config.num_experts + 1}, "moe.offsets");
   saved.slot_of_row = device.indices(Shape{slots}, "moe.slot_of_row");
   saved.row_of_slot = device.indices(choice, "moe.row_of_slot");
-  device.kernels.moe_sort(queue, config.num_experts, saved.expert, saved.offsets, saved.slot_of_row,
-                          saved.row_of_slot);
+  device.kernels.moe_sort(queue, {.experts = config.num_experts, .first = 0, .count = config.num_experts},
+                          saved.expert, saved.offsets, saved.slot_of_row, saved.row_of_slot, {});
 
   saved.rows = device.activation(Shape{slots, config.hidden_size}, "moe.rows");
-  device.kernels.moe_gather(queue, x, saved.slot_of_row, saved.offsets, saved.rows);
+  device.kernels.moe_gather(queue, config.num_experts_per_tok, x, saved.slot_of_row, saved.offsets,
+                            saved.rows);
   saved.gate_up = device.activation(Shape{slots, 2 * config.moe_intermediate_size}, "moe.gate_up");
   const GroupedMatmulParams product{.trans_w = true};
   device.kernels.grouped_matmul(queue, product, saved.rows, weights[ParameterRole::kExpertsGateUp],
@@ -114,7 +115,8 @@ Tensor moe_backward(ModelContext& context, const GatheredWeights& weights, int l
   device.kernels.fill(queue, 0, d_weight);  // slots that are not routed have no row to write it
   {
     Tensor dy_rows = device.activation(Shape{slots, config.hidden_size}, "moe.dexpert_out");
-    device.kernels.moe_gather(queue, dy, saved.slot_of_row, saved.offsets, dy_rows);
+    device.kernels.moe_gather(queue, config.num_experts_per_tok, dy, saved.slot_of_row, saved.offsets,
+                              dy_rows);
     Tensor weighted_h = device.activation(Shape{slots, width}, "moe.weighted_h");
     {
       Tensor dhp = device.activation(Shape{slots, width}, "moe.dh");
