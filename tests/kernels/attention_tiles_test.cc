@@ -82,6 +82,31 @@ TEST(AttentionTiles, RunsHoldExactlyTheAllowedPairs) {
   }
 }
 
+TEST(AttentionTiles, RangesAreExactWhereNothingIsPadding) {
+  for (const int64_t tokens : {20, 97}) {
+    for (const SegmentLayout& layout : segment_layouts(tokens)) {
+      Ints filled = layout.segments;
+      int32_t segment = 1;  // padding becomes a segment of its own
+      for (size_t t = 0; t < filled.size(); ++t) {
+        if (t > 0 && layout.segments[t] != layout.segments[t - 1]) ++segment;
+        filled[t] = segment;
+      }
+      for (const int64_t q_offset : {int64_t{0}, tokens / 2}) {
+        const AttentionRow row = row_of(filled, q_offset);
+        const AttentionRow padded = row_of(layout.segments, q_offset);
+        for (const auto& [q_tile, key_tile] : {std::pair{1, 1}, std::pair{8, 8}, std::pair{4, 16}}) {
+          EXPECT_EQ(count_attention_tiles(row, q_tile, key_tile, TileRule::kRanges),
+                    count_attention_tiles(row, q_tile, key_tile))
+              << layout.name;
+          EXPECT_GE(count_attention_tiles(padded, q_tile, key_tile, TileRule::kRanges),
+                    count_attention_tiles(padded, q_tile, key_tile))
+              << layout.name;
+        }
+      }
+    }
+  }
+}
+
 TEST(AttentionTiles, CountsOfKnownRows) {
   EXPECT_EQ(count_attention_tiles(row_of(Ints(256, 1), 0), 64, 64), 10);
   EXPECT_EQ(count_attention_tiles(row_of(Ints(256, 1), 192), 64, 64), 4);

@@ -1,9 +1,12 @@
 #include "lathe/model/context_shard.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
 #include <gtest/gtest.h>
+
+#include "lathe/kernels/attention_tiles.h"
 
 namespace lathe::test {
 namespace {
@@ -39,6 +42,45 @@ TEST(ContextBalance, EveryHalfHasOneOwner) {
   }
   EXPECT_EQ(balanced_halves(0, 2), (std::array<int, 2>{0, 3}));
   EXPECT_EQ(balanced_halves(1, 2), (std::array<int, 2>{1, 2}));
+}
+
+// Tiles of every rank's balanced queries. One segment of `real` tokens that begins at `begin` of a row of 65536.
+std::vector<int64_t> balanced_tiles(int size, int64_t begin, int64_t q_tile, int64_t key_tile, TileRule rule,
+                                    int64_t real = 60948) {
+  constexpr int64_t kLength = 65536;
+  std::vector<int32_t> segments(kLength, 0);
+  std::fill(segments.begin() + begin, segments.begin() + begin + real, 1);
+  const int64_t half = kLength / (2 * size);
+  std::vector<int64_t> out;
+  for (int rank = 0; rank < size; ++rank) {
+    int64_t& count = out.emplace_back(0);
+    for (const int part : balanced_halves(rank, size)) {
+      const AttentionRow row{segments.data() + part * half, segments.data(), half, kLength, part * half};
+      count += count_attention_tiles(row, q_tile, key_tile, rule);
+    }
+  }
+  return out;
+}
+
+using Counts = std::vector<int64_t>;
+
+TEST(ContextBalance, TilesOfALongRowAndItsPadding) {
+  constexpr TileRule kRanges = TileRule::kRanges;
+  // Padding behind leaves one rank with less; moved to the front by 4096 it takes key tiles from all.
+  EXPECT_EQ(balanced_tiles(4, 0, 1024, 4096, kRanges), (Counts{80, 136, 136, 136}));
+  EXPECT_EQ(balanced_tiles(4, 4096, 1024, 4096, kRanges), (Counts{125, 120, 120, 120}));
+  EXPECT_EQ(balanced_tiles(4, 0, 2048, 2048, kRanges), (Counts{74, 132, 132, 132}));
+  EXPECT_EQ(balanced_tiles(4, 4096, 2048, 2048, kRanges), (Counts{122, 116, 116, 116}));
+  EXPECT_EQ(balanced_tiles(8, 0, 1024, 4096, kRanges), (Counts{12, 68, 68, 68, 68, 68, 68, 68}));
+  EXPECT_EQ(balanced_tiles(8, 4096, 1024, 4096, kRanges), (Counts{65, 60, 60, 60, 60, 60, 60, 60}));
+  // Without padding both rules say the same.
+  for (const TileRule rule : {kRanges, TileRule::kExact}) {
+    EXPECT_EQ(balanced_tiles(4, 0, 1024, 4096, rule, 65536), (Counts{136, 136, 136, 136}));
+    EXPECT_EQ(balanced_tiles(4, 0, 2048, 2048, rule, 65536), (Counts{132, 132, 132, 132}));
+  }
+  // The kernels of the CPU leave out pairs of padding and padding too.
+  EXPECT_EQ(balanced_tiles(4, 0, 1024, 4096, TileRule::kExact), (Counts{72, 136, 136, 136}));
+  EXPECT_EQ(balanced_tiles(4, 4096, 1024, 4096, TileRule::kExact), (Counts{120, 120, 120, 120}));
 }
 
 TEST(ContextIndices, KnowTheTokensBeforeTheShard) {

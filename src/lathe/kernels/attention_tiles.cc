@@ -1,6 +1,7 @@
 #include "lathe/kernels/attention_tiles.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace lathe {
 namespace {
@@ -11,6 +12,31 @@ int64_t find_run(const int32_t* segments, int64_t& begin, int64_t end) {
   int64_t stop = begin;
   while (stop < end && segments[stop] == segments[begin]) ++stop;
   return stop;
+}
+
+struct SegmentRange {
+  int32_t low;
+  int32_t high;
+};
+
+SegmentRange range_of(const int32_t* segments, int64_t begin, int64_t end) {
+  const auto [low, high] = std::minmax_element(segments + begin, segments + end);
+  return {*low, *high};
+}
+
+int64_t count_by_ranges(const AttentionRow& row, int64_t q_tile, int64_t key_tile) {
+  std::vector<SegmentRange> keys;
+  for (int64_t begin = 0; begin < row.kv_tokens; begin += key_tile)
+    keys.push_back(range_of(row.kv_segments, begin, std::min(begin + key_tile, row.kv_tokens)));
+  int64_t count = 0;
+  for (int64_t begin = 0; begin < row.q_tokens; begin += q_tile) {
+    const int64_t end = std::min(begin + q_tile, row.q_tokens);
+    const SegmentRange queries = range_of(row.q_segments, begin, end);
+    const auto causal = static_cast<size_t>((row.q_offset + end - 1) / key_tile + 1);
+    for (size_t tile = 0; tile < std::min(causal, keys.size()); ++tile)
+      count += keys[tile].low <= queries.high && queries.low <= keys[tile].high ? 1 : 0;
+  }
+  return count;
 }
 
 }  // namespace
@@ -42,7 +68,8 @@ AttentionRun next_key_run(const AttentionRow& row, int64_t begin, int64_t end) {
   return run;
 }
 
-int64_t count_attention_tiles(const AttentionRow& row, int64_t q_tile, int64_t key_tile) {
+int64_t count_attention_tiles(const AttentionRow& row, int64_t q_tile, int64_t key_tile, TileRule rule) {
+  if (rule == TileRule::kRanges) return count_by_ranges(row, q_tile, key_tile);
   int64_t count = 0;
   for (int64_t begin = 0; begin < row.q_tokens; begin += q_tile) {
     const int64_t end = std::min(begin + q_tile, row.q_tokens);

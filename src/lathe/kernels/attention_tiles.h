@@ -32,7 +32,14 @@ struct AttentionRun {
 // key_begin == end: there is no such run.
 [[nodiscard]] AttentionRun next_key_run(const AttentionRow& row, int64_t begin, int64_t end);
 
+// How tiles are chosen.
+enum class TileRule : uint8_t {
+  kExact,  // as the runs above say: what the kernels of the CPU do
+  kRanges,  // by what is known of whole tiles: some pair is causal, and the ranges of segment ids of both meet. Padding
+  // has id 0 like any other segment. Never less than the exact rule; the same where nothing is padding.
+};
 // Pairs of a tile of q_tile queries and a tile of key_tile keys that are visited, both counted from the row's beginning.
-[[nodiscard]] int64_t count_attention_tiles(const AttentionRow& row, int64_t q_tile, int64_t key_tile);
+[[nodiscard]] int64_t count_attention_tiles(const AttentionRow& row, int64_t q_tile, int64_t key_tile,
+                                            TileRule rule = TileRule::kExact);
 
 }  // namespace lathe
