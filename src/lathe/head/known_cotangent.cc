@@ -20,7 +20,8 @@ void score_known(const Device& device, const HeadParams& params, ConstView hidde
   check_head_targets(device, targets, vocab);
   const int64_t block = std::min(tokens, known_cotangent_block(vocab, device.float_type()));
   const Tensor kept = device.scratch(block * vocab, "head logits of a block");
-  const Tensor scratch = device.scratch(fused_log_prob_scratch(block, hidden.dim(1)), "head partials");
+  const Tensor scratch =
+      device.scratch(fused_log_prob_scratch(block, hidden.dim(1), params.compute), "head partials");
   const Tensor stats = device.activation({block, 2}, "head stats");
   const Tensor d_logp = device.activation({block}, "head.dlogprobs");
   const Tensor d_entropy = with_entropy ? device.activation({block}, "head.dentropy") : Tensor();

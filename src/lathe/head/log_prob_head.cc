@@ -138,7 +138,8 @@ void score(const Device& device, const HeadParams& params, ConstView hidden, con
   }
   const ConstView whole = checked(table.get(), hidden);
   check_head_targets(device, targets, whole.dim(0));
-  const Tensor scratch = device.scratch(fused_log_prob_scratch(tokens, hidden.dim(1)), "head partials");
+  const Tensor scratch =
+      device.scratch(fused_log_prob_scratch(tokens, hidden.dim(1), params.compute), "head partials");
   device.kernels.fused_log_prob_forward(*device.queue, {.compute = params.compute}, hidden, whole, targets,
                                         temperature, logp, entropy, saved.stats, {}, scratch);
 }
@@ -161,7 +162,8 @@ void score_backward(const Device& device, const HeadParams& params, ConstView dl
                        dhidden, dtable, accumulate);
     return;
   }
-  const Tensor scratch = device.scratch(fused_log_prob_scratch(tokens, hidden.dim(1)), "head partials");
+  const Tensor scratch =
+      device.scratch(fused_log_prob_scratch(tokens, hidden.dim(1), params.compute), "head partials");
   device.kernels.fused_log_prob_backward(*device.queue, {.compute = params.compute, .accumulate = accumulate},
                                          dlogp, dentropy, hidden, checked(table.get(), hidden), targets,
                                          temperature, entropy, stats, {}, dhidden, dtable, scratch);

@@ -37,9 +37,10 @@ inline constexpr int64_t kHeadTileTokens = 512;
 inline constexpr int64_t kHeadTileVocab = 1024;
 inline constexpr int64_t kHeadGroups = 16;
 
-// Statistics per token and group forward, hidden gradients of a block of tokens per group backward.
-[[nodiscard]] inline int64_t fused_log_prob_scratch(int64_t tokens, int64_t dim) {
-  return kHeadGroups * std::max(4 * tokens, std::min(tokens, kHeadTileTokens) * dim);
+// Statistics per token and group forward, hidden gradients of a block of tokens per group backward; hidden states in bf16.
+[[nodiscard]] inline int64_t fused_log_prob_scratch(int64_t tokens, int64_t dim, DType compute) {
+  const int64_t rounded = compute == DType::kBF16 ? (tokens * dim + 1) / 2 : 0;
+  return kHeadGroups * std::max(4 * tokens, std::min(tokens, kHeadTileTokens) * dim) + rounded;
 }
 
 }  // namespace lathe

@@ -21,13 +21,14 @@ struct Problem {
   int64_t tokens = 0;
   int64_t dim = 0;
   int64_t vocab = 0;
-  const float* hidden = nullptr;
+  Operand hidden;  // f32, or rounded to bf16 where products are of bf16 values
   Operand table;
   const int32_t* targets = nullptr;
   const float* temperature = nullptr;
   TileMath math = TileMath::kF32;
   float* kept = nullptr;
 
+  [[gnu::always_inline, nodiscard]] inline bool narrow() const { return math != TileMath::kF32; }
   [[gnu::always_inline, nodiscard]] inline int64_t blocks() const {
     return ceil_div(tokens, kHeadTileTokens);
   }
@@ -66,16 +67,17 @@ LATHE_INLINE Tile tile_at(const Problem& p, std::byte* workspace, int64_t token,
   return tile;
 }
 
-LATHE_INLINE Operand f32_operand(const float* data, int64_t ld, bool trans) {
-  return {reinterpret_cast<const std::byte*>(data), false, ld, trans};
+// What is in a tile's place after make_cotangents: f32, or bf16 from the same address on.
+LATHE_INLINE Operand cotangents_of(const Problem& p, const Tile& t, bool trans) {
+  return {reinterpret_cast<const std::byte*>(t.logits), p.narrow(), kTileStride, trans};
 }
 
 // logits = hidden table^T
 LATHE_INLINE void make_logits(const Problem& p, std::byte* workspace, const Tile& t) {
   Operand words = p.table.from(t.word, 0);
   words.trans = true;
-  multiply_tile(workspace, p.math, t.tokens, t.words, p.dim,
-                f32_operand(p.hidden + t.token * p.dim, p.dim, false), words, false, t.logits, kTileStride);
+  multiply_tile(workspace, p.math, t.tokens, t.words, p.dim, p.hidden.from(t.token, 0), words, false,
+                t.logits, kTileStride);
 }
 
 // Of one token over the words of a group: largest logit, sum e^(z - m), sum e^(z - m) (z - m) with m = z of the largest if
@@ -169,8 +171,25 @@ LATHE_INLINE void finish_token(const Partial* groups, float tau, float* logp, fl
   stats[1] = static_cast<float>(all.exps);
 }
 
-LATHE_INLINE Problem problem_of(const FusedLogProbParams& params, ConstView hidden, ConstView table,
-                                ConstView targets, ConstView temperature, View kept) {
+LATHE_INLINE void convert(const float* from, int64_t count, BFloat16* to) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) to[i] = to_bf16(from[i]);
+}
+
+// Rounded once, into the end of scratch, instead of for every tile.
+LATHE_INLINE Operand hidden_operand(Queue& queue, ConstView hidden, bool narrow, View scratch) {
+  const float* const wide = elements<float>(hidden);
+  if (!narrow) return {hidden.data, false, hidden.dim(1), false};
+  const int64_t before = fused_log_prob_scratch(hidden.dim(0), hidden.dim(1), DType::kF32);
+  auto* const rounded = reinterpret_cast<BFloat16*>(elements<float>(scratch) + before);
+  for_blocks(queue, hidden.size(), kElementBlock,
+             [&](int64_t begin, int64_t end) { convert(wide + begin, end - begin, rounded + begin); });
+  return {reinterpret_cast<const std::byte*>(rounded), true, hidden.dim(1), false};
+}
+
+LATHE_INLINE Problem problem_of(Queue& queue, const FusedLogProbParams& params, ConstView hidden,
+                                ConstView table, ConstView targets, ConstView temperature, View kept,
+                                View scratch) {
   Problem p;
   p.tokens = hidden.dim(0);
   p.dim = hidden.dim(1);
@@ -178,13 +197,15 @@ LATHE_INLINE Problem problem_of(const FusedLogProbParams& params, ConstView hidd
   check_shape("fused_log_prob", "table", table, {p.vocab, p.dim});
   check_shape("fused_log_prob", "targets", targets, {p.tokens});
   check_shape("fused_log_prob", "temperature", temperature, {p.tokens});
+  LATHE_CHECK(scratch.size() >= fused_log_prob_scratch(p.tokens, p.dim, params.compute), "scratch of {}",
+              scratch.size());
   LATHE_CHECK(table.dtype == DType::kF32 || table.dtype == DType::kBF16, "table of {}",
               dtype_name(table.dtype));
-  p.hidden = elements<float>(hidden);
   p.table = {table.data, table.dtype == DType::kBF16, p.dim, false};
   p.targets = elements<int32_t>(targets);
   p.temperature = elements<float>(temperature);
   p.math = tile_math(params.compute);
+  p.hidden = hidden_operand(queue, hidden, p.narrow(), scratch);
   p.kept = optional_elements<float>(kept);
   for (int64_t t = 0; t < p.tokens; ++t) {
     LATHE_CHECK(p.targets[t] >= 0 && p.targets[t] < p.vocab, "target {} of {}", p.targets[t], p.vocab);
@@ -195,11 +216,10 @@ LATHE_INLINE Problem problem_of(const FusedLogProbParams& params, ConstView hidd
 void fused_log_prob_forward(Queue& queue, const FusedLogProbParams& params, ConstView hidden, ConstView table,
                             ConstView targets, ConstView temperature, View logp, View entropy, View stats,
                             View kept, View scratch) {
-  const Problem p = problem_of(params, hidden, table, targets, temperature, kept);
+  const Problem p = problem_of(queue, params, hidden, table, targets, temperature, kept, scratch);
   check_shape("fused_log_prob", "logp", logp, {p.tokens});
   check_shape("fused_log_prob", "entropy", entropy, {p.tokens});
   check_shape("fused_log_prob", "stats", stats, {p.tokens, 2});
-  LATHE_CHECK(scratch.size() >= fused_log_prob_scratch(p.tokens, p.dim), "scratch of {}", scratch.size());
   auto* const partials = reinterpret_cast<Partial*>(elements<float>(scratch));
   float* const lp = elements<float>(logp);
   float* const h = elements<float>(entropy);
@@ -223,10 +243,14 @@ struct Cotangents {
 };
 
 LATHE_INLINE void make_cotangents(const Problem& p, const Cotangents& c, const Tile& tile) {
+  float row_of_narrow[kHeadTileVocab];
+  // Half as long as the rows of logits, so that none is written over before it is read.
+  auto* const narrow = reinterpret_cast<BFloat16*>(tile.logits);
   for (int64_t i = 0; i < tile.tokens; ++i) {
     const int64_t t = tile.token + i;
-    float* const dx = tile.logits + i * kTileStride;
-    const float* const x = tile.kept == nullptr ? dx : tile.kept + i * tile.words;
+    float* const logits = tile.logits + i * kTileStride;
+    const float* const x = tile.kept == nullptr ? logits : tile.kept + i * tile.words;
+    float* const dx = p.narrow() ? row_of_narrow : logits;
     const float inverse_tau = inverse_temperature(p.temperature[t]);
     const RowCotangent row{.inverse_tau = inverse_tau,
                            .m = c.stats[2 * t],
@@ -238,6 +262,7 @@ LATHE_INLINE void make_cotangents(const Problem& p, const Cotangents& c, const T
     const int64_t target = p.targets[t] - tile.word;
     const bool counts = row.g != 0.0F || row.e != 0.0F;
     if (counts && target >= 0 && target < tile.words) dx[target] += row.g;
+    if (p.narrow()) convert(dx, tile.words, narrow + i * kTileStride);
   }
 }
 
@@ -247,7 +272,7 @@ LATHE_INLINE void group_backward(const Problem& p, const Cotangents& c, std::byt
                                  int64_t group, float* dtable, bool accumulate, float* part) {
   const Range range = group_range(p.vocab, group);
   const int64_t tokens = min_of(kHeadTileTokens, p.tokens - token);
-  const int64_t most_rows = p.math == TileMath::kF32 ? kHeadTileVocab : kProductRows;
+  const int64_t most_rows = p.math == TileMath::kBf16Widened ? kProductRows : kHeadTileVocab;
   if (range.begin == range.end) {
     for (int64_t i = 0; i < tokens * p.dim; ++i) part[i] = 0.0F;
   }
@@ -257,14 +282,12 @@ LATHE_INLINE void group_backward(const Problem& p, const Cotangents& c, std::byt
     make_cotangents(p, c, tile);
     for (int64_t column = 0; column < p.dim; column += kProductColumns) {
       const int64_t columns = min_of(kProductColumns, p.dim - column);
-      multiply_tile(workspace, p.math, tile.tokens, columns, tile.words,
-                    f32_operand(tile.logits, kTileStride, false), p.table.from(tile.word, column),
-                    word > range.begin, part + column, p.dim);
+      multiply_tile(workspace, p.math, tile.tokens, columns, tile.words, cotangents_of(p, tile, false),
+                    p.table.from(tile.word, column), word > range.begin, part + column, p.dim);
       if (dtable == nullptr) continue;
       for (int64_t row = 0; row < tile.words; row += most_rows) {
         multiply_tile(workspace, p.math, min_of(most_rows, tile.words - row), columns, tile.tokens,
-                      f32_operand(tile.logits + row, kTileStride, true),
-                      f32_operand(p.hidden + token * p.dim + column, p.dim, false), accumulate,
+                      cotangents_of(p, tile, true).from(row, 0), p.hidden.from(token, column), accumulate,
                       dtable + (tile.word + row) * p.dim + column, p.dim);
       }
     }
@@ -275,10 +298,9 @@ void fused_log_prob_backward(Queue& queue, const FusedLogProbParams& params, Con
                              ConstView dentropy, ConstView hidden, ConstView table, ConstView targets,
                              ConstView temperature, ConstView entropy, ConstView stats, View kept,
                              View dhidden, View dtable, View scratch) {
-  const Problem p = problem_of(params, hidden, table, targets, temperature, kept);
+  const Problem p = problem_of(queue, params, hidden, table, targets, temperature, kept, scratch);
   check_shape("fused_log_prob", "dlogp", dlogp, {p.tokens});
   check_shape("fused_log_prob", "dhidden", dhidden, hidden.shape);
-  LATHE_CHECK(scratch.size() >= fused_log_prob_scratch(p.tokens, p.dim), "scratch of {}", scratch.size());
   Cotangents c;
   c.logp = elements<float>(dlogp);
   c.entropy = optional_elements<float>(dentropy);
