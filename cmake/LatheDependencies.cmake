@@ -20,6 +20,12 @@ if(NOT RAPIDJSON_INCLUDE_DIR)
   message(FATAL_ERROR "RapidJSON not found: install the package rapidjson-dev")
 endif()
 find_package(ZLIB REQUIRED)
+# Open MPI; of its C interface alone.
+set(MPI_CXX_SKIP_MPICXX TRUE)
+find_package(MPI QUIET COMPONENTS CXX)
+if(NOT MPI_CXX_FOUND)
+  message(FATAL_ERROR "MPI not found: install the packages libopenmpi-dev and openmpi-bin (scripts/install_dependencies.sh does)")
+endif()
 # oneDNN of the distribution runs on it.
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 if(LATHE_TESTS)

@@ -16,6 +16,7 @@ build_packages=(
   libyaml-cpp-dev       # run files
   libcli11-dev          # the command line
   libspdlog-dev libfmt-dev  # log and messages
+  libopenmpi-dev openmpi-bin  # exchanges between ranks, and their launcher
 )
 test_packages=(
   libgtest-dev python3 clang-format-14 clang-tidy-14 libomp-dev

@@ -1,0 +1,147 @@
+#include "lathe/mesh/mpi.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <mpi.h>
+
+#include "lathe/core/error.h"
+#include "lathe/mesh/ranked_communicator.h"
+#include "lathe/mesh/transport.h"
+
+namespace lathe {
+namespace {
+
+constexpr int64_t kMostBytes = int64_t{1} << 30;  // of one message: MPI counts in int
+constexpr std::chrono::milliseconds kClosingPause{1};
+
+void check(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  retryable_error("mesh", fmt::format("{}: {}", call, text.data()),
+                  "another rank, or the way to it, has failed");
+}
+
+class MpiTransport final : public Transport {
+ public:
+  MpiTransport(const MeshShape& mesh, int rank) {
+    int provided = 0;
+    // Serialized: abort_ranks calls from another thread, when this one is gone.
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+    check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    int ranks = 0;
+    int own = 0;
+    check(MPI_Comm_size(MPI_COMM_WORLD, &ranks), "MPI_Comm_size");
+    check(MPI_Comm_rank(MPI_COMM_WORLD, &own), "MPI_Comm_rank");
+    LATHE_CHECK(provided >= MPI_THREAD_SERIALIZED, "this MPI allows no threads");
+    LATHE_CHECK(ranks == mesh.size() && own == rank, "rank {} of {} by MPI, {} of {} by its environment", own,
+                ranks, rank, mesh.size());
+  }
+
+  void post_send(int peer, int tag, const std::byte* data, int64_t bytes, int* left) override {
+    for (int64_t begin = 0; begin < bytes; begin += kMostBytes) {
+      const int count = static_cast<int>(std::min(kMostBytes, bytes - begin));
+      MPI_Request request = MPI_REQUEST_NULL;
+      check(MPI_Isend(data + begin, count, MPI_BYTE, peer, tag, MPI_COMM_WORLD, &request), "MPI_Isend");
+      add(request, left, begin > 0);
+    }
+  }
+
+  void post_receive(int peer, int tag, std::byte* data, int64_t bytes, int* left) override {
+    for (int64_t begin = 0; begin < bytes; begin += kMostBytes) {
+      const int count = static_cast<int>(std::min(kMostBytes, bytes - begin));
+      MPI_Request request = MPI_REQUEST_NULL;
+      check(MPI_Irecv(data + begin, count, MPI_BYTE, peer, tag, MPI_COMM_WORLD, &request), "MPI_Irecv");
+      add(request, left, begin > 0);
+    }
+  }
+
+  bool progress() override {
+    if (requests_.empty()) return false;
+    over_.resize(requests_.size());
+    int count = 0;
+    check(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, over_.data(),
+                       MPI_STATUSES_IGNORE),
+          "MPI_Testsome");
+    if (count == 0 || count == MPI_UNDEFINED) return false;
+    for (int i = 0; i < count; ++i) --*left_[static_cast<size_t>(over_[static_cast<size_t>(i)])];
+    size_t kept = 0;
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      if (requests_[i] == MPI_REQUEST_NULL) continue;
+      requests_[kept] = requests_[i];
+      left_[kept++] = left_[i];
+    }
+    requests_.resize(kept);
+    left_.resize(kept);
+    return true;
+  }
+
+  [[nodiscard]] bool wakes() const override { return false; }
+  // The others hear of it when this process aborts.
+  void fail(const std::string& /*reason*/) override {}
+
+  // Not clean: MPI_Finalize would wait for ranks that wait for this one. The process is about to end.
+  void close(bool clean) override {
+    if (!clean) return;
+    // Others may write a checkpoint for minutes: wait without taking a core.
+    MPI_Request request = MPI_REQUEST_NULL;
+    check(MPI_Ibarrier(MPI_COMM_WORLD, &request), "MPI_Ibarrier");
+    for (int done = 0; done == 0;) {
+      check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+      if (done == 0) std::this_thread::sleep_for(kClosingPause);
+    }
+    check(MPI_Finalize(), "MPI_Finalize");
+  }
+
+ private:
+  void add(MPI_Request request, int* left, bool further_part) {
+    requests_.push_back(request);
+    left_.push_back(left);
+    if (further_part) ++*left;
+  }
+
+  // By index: the request, and the count it belongs to.
+  std::vector<MPI_Request> requests_;
+  std::vector<int*> left_;
+  std::vector<int> over_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_communicator(const MeshShape& mesh, DeviceMemory& memory) {
+  const Launch launch = launch_from_environment();
+  LATHE_CHECK(mesh.size() == launch.ranks, "a mesh of {} for {} ranks", mesh.size(), launch.ranks);
+  if (launch.ranks == 1) return make_solo_communicator();
+  const int rank = launch.rank;
+  return make_ranked_communicator(mesh, rank, memory, [mesh, rank](const std::function<void()>& /*wake*/) {
+    return std::make_unique<MpiTransport>(mesh, rank);
+  });
+}
+
+void abort_ranks(int code) {
+  std::fflush(nullptr);
+  int initialized = 0;
+  int finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  if (initialized != 0 && finalized == 0) MPI_Abort(MPI_COMM_WORLD, code);
+  std::_Exit(code);
+}
+
+std::string mpi_version() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  MPI_Get_library_version(text.data(), &length);
+  const std::string whole(text.data());
+  return whole.substr(0, whole.find(','));
+}
+
+}  // namespace lathe

@@ -1,0 +1,123 @@
+// One rank of the MPI tests: mpi_ranks WHAT. Ends with 0 when everything it checked is right.
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include <unistd.h>
+
+#include "lathe/core/clock.h"
+#include "lathe/core/error.h"
+#include "lathe/mesh/ledger.h"
+#include "lathe/mesh/mpi.h"
+
+#include "mesh/rank_values.h"
+
+namespace lathe::test {
+namespace {
+
+MeshShape mesh_of(int ranks) {
+  return ranks % 2 == 0 ? MeshShape{1, 2, ranks / 2, 1} : MeshShape{1, 1, ranks, 1};
+}
+
+Exchange exchange_of(AxisSet axes, Channel channel = Channel::kDevice) {
+  return {.axes = axes, .phase = Phase::kForward, .tensor = "t", .channel = channel};
+}
+
+// Sums, gathers and moves of `elements`, small and large, against what they mean.
+void check_collectives(Communicator& communicator, AxisSet axes, int64_t elements) {
+  const std::vector<int> members = members_of(communicator, axes);
+  const int size = communicator.size(axes);
+  const int index = communicator.index(axes);
+  std::vector<float> data = values_of(communicator.rank(), elements);
+  std::vector<float> other = values_of(communicator.rank(), elements, 1);
+  Request first = communicator.start_all_reduce(exchange_of(axes), view_of(data));
+  Request second = communicator.start_all_reduce(exchange_of(axes), view_of(other));
+  second.wait();
+  first.wait();
+  for (int64_t k = 0; k < elements; ++k) {
+    LATHE_CHECK(data[static_cast<size_t>(k)] == sum_of(members, k), "sum {}", k);
+    LATHE_CHECK(other[static_cast<size_t>(k)] == sum_of(members, k, 1), "sum {}", k);
+  }
+  std::vector<float> from = values_of(communicator.rank(), elements * size);
+  std::vector<float> to(from.size());
+  communicator.all_to_all(exchange_of(axes), view_of(from), view_of(to));
+  for (int64_t k = 0; k < elements * size; ++k) {
+    const int sender = members[static_cast<size_t>(k / elements)];
+    LATHE_CHECK(to[static_cast<size_t>(k)] == value_of(sender, index * elements + k % elements), "moved {}",
+                k);
+  }
+}
+
+void check_all(Communicator& communicator) {
+  for (const AxisSet axes : {kAxisAll, kAxisContext, kAxisFsdp}) {
+    for (const int64_t elements : {1, 7, 300000}) check_collectives(communicator, axes, elements);
+  }
+  std::thread host([&communicator] {
+    for (int i = 0; i < 200; ++i) {
+      std::vector<double> values{1, static_cast<double>(communicator.rank())};
+      communicator.all_reduce_sum(exchange_of(kAxisAll, Channel::kHost), values);
+      LATHE_CHECK(values[0] == communicator.mesh().size(), "a sum of {}", values[0]);
+      communicator.barrier(Channel::kHost);
+    }
+  });
+  for (int i = 0; i < 20; ++i) check_collectives(communicator, kAxisAll, 1000);
+  host.join();
+}
+
+// How much of an exchange of a layer's size goes on while this thread computes.
+void report_progress(Communicator& communicator) {
+  constexpr int64_t kElements = int64_t{4} << 20;
+  std::vector<float> part = values_of(communicator.rank(), kElements / communicator.mesh().size());
+  std::vector<float> whole(static_cast<size_t>(kElements));
+  const GatherPiece piece{view_of(part), view_of(whole)};
+  for (const bool busy : {false, true}) {
+    communicator.ledger()->reset();
+    for (int i = 0; i < 5; ++i) {
+      communicator.barrier(Channel::kDevice);
+      Request request = communicator.start_all_gather(exchange_of(kAxisAll), {&piece, 1});
+      double x = 1;
+      for (const double end = steady_seconds() + 0.1; busy && steady_seconds() < end;) x += 1 / x;
+      LATHE_CHECK(x > 0, "{}", x);
+      request.wait();
+    }
+    const LedgerEntry total = communicator.ledger()->entries().at(0);
+    LATHE_CHECK(!busy || total.exposed_s < 0.05 * 5, "{} s of 5 exchanges stayed for their end",
+                total.exposed_s);
+    if (communicator.rank() == 0)
+      std::printf("busy %d: %.1f ms exposed of %.1f ms\n", static_cast<int>(busy), 200 * total.exposed_s,
+                  200 * total.wait_s);
+  }
+}
+
+void run(Communicator& communicator, const std::string& what) {
+  if (what == "collectives") return check_all(communicator);
+  if (what == "progress") return report_progress(communicator);
+  communicator.barrier(Channel::kHost);
+  const bool chosen = communicator.rank() == communicator.mesh().size() - 1;
+  if (chosen && what == "throw") data_error("rollouts.jsonl:7", "has no tokens");
+  if (chosen && what == "kill") ::raise(SIGKILL);
+  communicator.barrier(Channel::kHost);
+}
+
+int run_rank(const std::string& what) {
+  try {
+    const auto memory = make_host_memory(true);
+    const auto communicator = make_communicator(mesh_of(launch_from_environment().ranks), *memory);
+    run(*communicator, what);
+  } catch (const Error& e) {
+    std::fprintf(stderr, "rank %d: %s\n", launch_from_environment().rank, e.what());
+    abort_ranks(e.exit_code());
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "rank %d: %s\n", launch_from_environment().rank, e.what());
+    abort_ranks(1);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace lathe::test
+
+int main(int argc, char** argv) {
+  return lathe::test::run_rank(argc > 1 ? argv[1] : "");
+}
