@@ -114,6 +114,20 @@ TEST_F(GrowingRun, AStopIsHeardWhileWaiting) {
   EXPECT_NE(log_text().find("stopped by SIGTERM after step 1"), std::string::npos) << log_text();
 }
 
+TEST_F(GrowingRun, ASaveThatFailsWhileWaitingIsNotTakenForTheWait) {
+  config_.run.save_every = 1;
+  sample(0);
+  const std::string text = test::error_of(ErrorKind::kRetryable, [&] {
+    static_cast<void>(run([&] {
+      fs::remove(folder_ / "run/metrics.jsonl");  // saving flushes it
+      return "";
+    }));
+  });
+  EXPECT_NE(text.find("metrics.jsonl: cannot be flushed to disk"), std::string::npos) << text;
+  EXPECT_EQ(log_text().find("the next batch"), std::string::npos) << log_text();
+  EXPECT_FALSE(has_checkpoint(1));
+}
+
 TEST_F(GrowingRun, WaitsForTheFirstRollouts) {
   config_.run.steps = 1;
   const std::jthread sampler([this] {

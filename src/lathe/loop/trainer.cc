@@ -189,8 +189,13 @@ void Trainer::end_at_nonfinite(const StepResult& result) {
 void Trainer::read_ahead() {
   try {
     // Left off: stop_wanted() says so again, at the beginning of the next step.
-    static_cast<void>(feed_.read_ahead([this] { return stop_wanted(); }));
+    static_cast<void>(feed_.read_ahead([this] {
+      bool stop = false;
+      while_waiting([&] { stop = stop_wanted(); });
+      return stop;
+    }));
   } catch (const Error& error) {
+    if (failed_while_waiting_) throw;
     if (error.kind() != ErrorKind::kData && error.kind() != ErrorKind::kRetryable) throw;
     log_.warning(
         "{}, the steps before it are saved: {}",
@@ -205,8 +210,16 @@ void Trainer::read_ahead() {
 
 void Trainer::before_wait() {
   if (!training_.has_value()) return;  // for the first file
-  report_pending();
-  save_if_due();
+  while_waiting([this] {
+    report_pending();
+    save_if_due();
+  });
+}
+
+void Trainer::while_waiting(const std::function<void()>& work) {
+  failed_while_waiting_ = true;
+  work();
+  failed_while_waiting_ = false;
 }
 
 void Trainer::open_folder() {

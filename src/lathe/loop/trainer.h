@@ -41,6 +41,8 @@ class Trainer {
   [[nodiscard]] bool submit_step();
   // Reads the next batch while the device works. A bad file must not cost the steps before it: they are saved first.
   void read_ahead();
+  // What the loop does while it waits for the next batch. If it throws, that batch is not to blame.
+  void while_waiting(const std::function<void()>& work);
   void before_wait();  // for a rollout file: whoever writes it may wait for this run's weights
   void report_pending();
   // Between micro-batches and between steps: whether to stop here. Throws what a save beside the steps threw.
@@ -80,7 +82,8 @@ class Trainer {
   std::optional<SubmittedStep> pending_;  // not reported yet
   int64_t micro_batches_ = 0;             // of the step in progress, queued
   std::optional<CheckpointName> saved_;   // the newest checkpoint, begun or there
-  bool saving_ = false;                   // begun, and nobody has heard of its end
+  bool failed_while_waiting_ = false;
+  bool saving_ = false;  // begun, and nobody has heard of its end
   BaseModel base_;
   bool gradients_written_ = false;
   std::optional<Activity> training_;
