@@ -1,4 +1,3 @@
-#include <array>
 #include <limits>
 #include <utility>
 
@@ -7,6 +6,7 @@
 #include "lathe/core/error.h"
 #include "lathe/io/files.h"
 #include "lathe/model/config.h"
+#include "lathe/model/config_families.h"
 #include "lathe/model/config_keys.h"
 #include "lathe/model/config_size.h"
 
@@ -14,27 +14,6 @@ namespace lathe {
 namespace {
 
 using nlohmann::json;
-
-// What a family is, and transformers' defaults for keys that a file leaves out (-1: the key is required).
-struct Family {
-  const char* name;
-  const char* text_type;  // model_type of a file without the vision wrapper
-  bool hybrid;
-  bool moe;
-  int64_t key_value_heads;  // 0: as many as heads
-  int64_t head_dim;         // 0: hidden_size / num_attention_heads
-  int64_t experts_per_tok;
-  int64_t shared_width;
-  bool norm_topk_prob;
-};
-constexpr std::array<Family, 6> kFamilies = {{
-    {"llama", "llama", false, false, 0, 0, 0, 0, false},
-    {"qwen3", "qwen3", false, false, 32, 128, 0, 0, false},
-    {"qwen3_moe", "qwen3_moe", false, true, 4, 0, 8, 0, false},
-    {"qwen3_next", "qwen3_next", true, true, 2, 256, 10, 512, true},
-    {"qwen3_5", "qwen3_5_text", true, false, 4, 256, 0, 0, false},
-    {"qwen3_5_moe", "qwen3_5_moe_text", true, true, 2, 256, 8, 512, true},
-}};
 
 // Largest values taken: beyond any model, and small enough that no product of them overflows 64 bits.
 constexpr int64_t kMaxWidth = int64_t{1} << 20;
