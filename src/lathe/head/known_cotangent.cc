@@ -6,7 +6,7 @@
 namespace lathe {
 
 int64_t known_cotangent_block(int64_t vocab, DType type) {
-  constexpr int64_t kLogitsBytes = int64_t{160} << 20;
+  constexpr int64_t kLogitsBytes = int64_t{224} << 20;
   const int64_t fitting = kLogitsBytes / (vocab * dtype_size(type));
   return std::clamp<int64_t>(fitting / 64 * 64, 64, kHeadTileTokens);
 }

@@ -13,7 +13,7 @@ namespace lathe {
 using TokenCotangents =
     std::function<void(int64_t begin, ConstView logp, ConstView entropy, View d_logp, View d_entropy)>;
 
-// Tokens of a block: as many as hold the logits within 160 MiB, but 64 at least, and a tile's at most.
+// Tokens of a block: as many as hold the logits within 224 MiB, but 64 at least, and a tile's at most.
 [[nodiscard]] int64_t known_cotangent_block(int64_t vocab, DType type);
 
 // Arguments as those of score and score_backward. with_entropy: the callback gives cotangents of the entropies too.
