@@ -1,6 +1,5 @@
 // Full attention: projections, q/k norm and rotation, segment-aware causal attention, output gate, projection.
-#include <cmath>
-
+#include "lathe/model/context_attention.h"
 #include "lathe/model/decoder.h"
 
 namespace lathe {
@@ -14,17 +13,6 @@ QkNormRopeParams rope_params(const ModelConfig& config) {
           .has_norm = config.qk_norm,
           .norm_offset = config.norm_offset,
           .norm_eps = config.rms_norm_eps};
-}
-
-AttentionParams attention_params(const ModelConfig& config, const BatchView& batch) {
-  return {.rows = batch.rows,
-          .q_tokens = batch.row_length,
-          .kv_tokens = batch.row_length,
-          .q_offset = 0,
-          .q_heads = config.num_attention_heads,
-          .kv_heads = config.num_key_value_heads,
-          .head_dim = config.head_dim,
-          .scale = 1 / std::sqrt(static_cast<double>(config.head_dim))};
 }
 
 }  // namespace
@@ -55,11 +43,7 @@ Tensor attention_forward(ModelContext& context, const BatchView& batch, const Ga
       saved.k_proj.view().reshape({tokens, kv_heads, dim}), batch.positions, weights[ParameterRole::kQNorm],
       weights[ParameterRole::kKNorm], saved.q, saved.k, saved.q_rstd, saved.k_rstd);
 
-  saved.o = device.activation(Shape{tokens, heads, dim}, "attention.o");
-  saved.lse = device.activation(Shape{tokens, heads}, "attention.lse");
-  device.kernels.attention_forward(queue, attention_params(config, batch), saved.q, saved.k,
-                                   saved.v.view().reshape({tokens, kv_heads, dim}), batch.segments,
-                                   batch.segments, saved.o, saved.lse);
+  context_attention_forward(context, batch, saved);
   if (!config.attn_output_gate)
     return linear_forward(context, saved.o, weights[ParameterRole::kOProj], "mixer");
   Tensor gated = device.activation(Shape{tokens, heads, dim}, "attention.gated");
@@ -97,17 +81,11 @@ Tensor attention_backward(ModelContext& context, const BatchView& batch, const G
     linear_weight_gradient(context, dy, saved.o, store.product_target(ParameterRole::kOProj, layer));
   }
 
-  const AttentionParams params = attention_params(config, batch);
   Tensor dq = device.activation(Shape{tokens, heads, dim}, "attention.dq");
   Tensor dk = device.activation(Shape{tokens, kv_heads, dim}, "attention.dk");
   Tensor dv = device.activation(Shape{tokens, kv_heads, dim}, "attention.dv");
-  {
-    Tensor scratch = device.scratch(attention_backward_scratch(params), "attention.delta");
-    device.kernels.attention_backward(queue, params, config.attn_output_gate ? d_o.view() : d_o_heads,
-                                      saved.q, saved.k, saved.v.view().reshape({tokens, kv_heads, dim}),
-                                      batch.segments, batch.segments, saved.o, saved.lse, dq, dk, dv,
-                                      scratch);
-  }
+  context_attention_backward(context, batch, saved, config.attn_output_gate ? d_o.view() : d_o_heads, dq, dk,
+                             dv);
   d_o.reset();
   saved.o.reset();
 

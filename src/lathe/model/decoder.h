@@ -21,6 +21,7 @@ struct DecoderOptions {
   // are chosen by what they give, and rounding to bf16 flips near ties.
   DType compute = DType::kF32;
   int64_t delta_rule_chunk = 64;
+  bool context_balance = true;  // of attention, over context ranks (context_shard.h)
   bool exclude_padding_from_routing = true;
 };
 
@@ -54,18 +55,28 @@ struct BatchView {
   [[nodiscard]] int64_t tokens() const { return rows * row_length; }
 };
 
+// What a context rank attends for in place of its own shard: queries of one balanced half shard, and their outputs.
+struct BalancedHalf {
+  Tensor q, o, lse;
+};
 // What backward needs of a layer's parts. Views of x and h are the layer's, not kept here.
 struct AttentionSaved {
   Tensor q_proj, k_proj, v;  // projections; q_proj holds the output gate too
   Tensor q, k;               // after norm and rotation
   Tensor q_rstd, k_rstd;     // absent without q/k norm
   Tensor o, lse;
+  Tensor row_k, row_v;                 // context ranks: of the whole rows; k and v are gone then
+  std::array<BalancedHalf, 2> halves;  // balanced context ranks: q and lse are here
 };
 struct DeltaSaved {
   Tensor qkv, z, ba;  // projections
   Tensor mixed;       // after convolution and SiLU
   Tensor q, k, v, beta, g;
   Tensor o, rstd, chunk_states;
+  // Context ranks: what came from the shards before; absent on the first one.
+  Tensor conv_tail;      // inputs of the convolution right before the shard
+  Tensor initial_state;  // of the delta rule
+  Tensor transitions;    // of all shards, for more than two
 };
 struct DenseSaved {
   Tensor gate_up;

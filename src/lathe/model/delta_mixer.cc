@@ -1,4 +1,5 @@
 // Gated delta rule mixer: projections, causal convolution, gates, delta rule, gated norm, projection.
+#include "lathe/model/context_delta.h"
 #include "lathe/model/decoder.h"
 
 namespace lathe {
@@ -30,6 +31,19 @@ GatedDeltaRuleParams rule_params(const ModelContext& context, const BatchView& b
           .chunk = context.options.delta_rule_chunk};
 }
 
+// What comes before the shard, for the convolution; absent at the row's beginning.
+struct TailViews {
+  View inputs;
+  ConstView segments;
+};
+
+TailViews tail_views(const ModelConfig& config, const BatchView& batch, const DeltaSaved& saved) {
+  if (saved.conv_tail.empty()) return {};
+  const int64_t tail = config.linear_conv_kernel_dim - 1;
+  return {saved.conv_tail.view().reshape({batch.rows, tail, config.linear_mixed_dim()}),
+          batch.tail_segments.reshape({batch.rows, tail})};
+}
+
 }  // namespace
 
 Tensor delta_forward(ModelContext& context, const BatchView& batch, const GatheredWeights& weights,
@@ -44,12 +58,16 @@ Tensor delta_forward(ModelContext& context, const BatchView& batch, const Gather
   const int64_t value_dim = config.linear_value_head_dim;
 
   saved.qkv = linear_forward(context, x, weights[ParameterRole::kInProjQkv], "delta.qkv");
+  Request tail = start_conv_tail(context, batch, saved);
   saved.z = linear_forward(context, x, weights[ParameterRole::kInProjZ], "delta.z");
   saved.ba = linear_forward(context, x, weights[ParameterRole::kInProjBa], "delta.ba");
 
   saved.mixed = device.activation(Shape{tokens, config.linear_mixed_dim()}, "delta.mixed");
+  tail.wait();
+  const TailViews before = tail_views(config, batch, saved);
   device.kernels.causal_conv_forward(queue, conv_params(config, batch), saved.qkv,
-                                     weights[ParameterRole::kConv], batch.segments, {}, {}, saved.mixed);
+                                     weights[ParameterRole::kConv], batch.segments, before.inputs,
+                                     before.segments, saved.mixed);
 
   saved.q = device.activation(Shape{tokens, key_heads, key_dim}, "delta.q");
   saved.k = device.activation(Shape{tokens, key_heads, key_dim}, "delta.k");
@@ -61,12 +79,14 @@ Tensor delta_forward(ModelContext& context, const BatchView& batch, const Gather
                                      batch.segments, saved.q, saved.k, saved.v, saved.beta, saved.g);
 
   const GatedDeltaRuleParams params = rule_params(context, batch);
+  exchange_states(context, batch, params, saved);
   saved.o = device.activation(Shape{tokens, value_heads, value_dim}, "delta.o");
   saved.chunk_states = device.memory->allocate(
       device.float_type(), Shape{batch.rows * params.chunks(), value_heads, key_dim, value_dim},
       MemoryKind::kActivations, "delta.chunk_states");
-  device.kernels.gated_delta_rule_forward(queue, params, saved.q, saved.k, saved.v, saved.beta, saved.g,
-                                          batch.segments, {}, {}, saved.o, {}, saved.chunk_states);
+  device.kernels.gated_delta_rule_forward(
+      queue, params, saved.q, saved.k, saved.v, saved.beta, saved.g, batch.segments, saved.initial_state,
+      saved.initial_state.empty() ? ConstView() : batch.before_segment, saved.o, {}, saved.chunk_states);
 
   Tensor y = device.activation(Shape{tokens * value_heads, value_dim}, "delta.gated");
   saved.rstd = device.activation(Shape{tokens * value_heads}, "delta.rstd");
@@ -122,11 +142,13 @@ Tensor delta_backward(ModelContext& context, const BatchView& batch, const Gathe
     Tensor dg = device.activation(Shape{tokens, value_heads}, "delta.dg");
     const GatedDeltaRuleParams params = rule_params(context, batch);
     {
+      const Tensor d_final = exchange_state_gradients(context, batch, params, saved, d_o);
       Tensor scratch =
           device.scratch(gated_delta_rule_backward_scratch(params), "delta.dq and dk by value head");
-      device.kernels.gated_delta_rule_backward(queue, params, d_o, {}, saved.q, saved.k, saved.v, saved.beta,
-                                               saved.g, batch.segments, {}, {}, saved.chunk_states, dq, dk,
-                                               dv, dbeta, dg, {}, scratch);
+      device.kernels.gated_delta_rule_backward(
+          queue, params, d_o, d_final, saved.q, saved.k, saved.v, saved.beta, saved.g, batch.segments,
+          saved.initial_state, saved.initial_state.empty() ? ConstView() : batch.before_segment,
+          saved.chunk_states, dq, dk, dv, dbeta, dg, {}, scratch);
     }
     d_o.reset();
     saved.chunk_states.reset();
@@ -139,19 +161,24 @@ Tensor delta_backward(ModelContext& context, const BatchView& batch, const Gathe
   }
   saved.mixed.reset();
   Tensor d_qkv = device.activation(Shape{tokens, config.linear_mixed_dim()}, "delta.dqkv");
+  Tensor d_tail;
   {
+    const TailViews before = tail_views(config, batch, saved);
+    if (!before.inputs.empty()) d_tail = device.activation(before.inputs.shape, "delta.dtail");
     const CausalConvParams conv = conv_params(config, batch);
     Tensor scratch = device.scratch(causal_conv_backward_scratch(conv), "delta.conv partials");
     device.kernels.causal_conv_backward(queue, conv, d_mixed, saved.qkv, weights[ParameterRole::kConv],
-                                        batch.segments, {}, {}, d_qkv,
-                                        store.target(ParameterRole::kConv, layer), {}, scratch);
+                                        batch.segments, before.inputs, before.segments, d_qkv,
+                                        store.target(ParameterRole::kConv, layer), d_tail, scratch);
   }
+  TailGradient tail = start_tail_gradient(context, batch, std::move(d_tail));
   saved.qkv.reset();
   d_mixed.reset();
 
-  linear_weight_gradient(context, d_qkv, x, store.product_target(ParameterRole::kInProjQkv, layer));
   linear_weight_gradient(context, dz, x, store.product_target(ParameterRole::kInProjZ, layer));
   linear_weight_gradient(context, d_ba, x, store.product_target(ParameterRole::kInProjBa, layer));
+  finish_tail_gradient(context, batch, tail, d_qkv);
+  linear_weight_gradient(context, d_qkv, x, store.product_target(ParameterRole::kInProjQkv, layer));
   Tensor dx = linear_input_gradient(context, d_qkv, weights[ParameterRole::kInProjQkv], "mixer.dx");
   add_linear_input_gradient(context, dz, weights[ParameterRole::kInProjZ], dx);
   add_linear_input_gradient(context, d_ba, weights[ParameterRole::kInProjBa], dx);

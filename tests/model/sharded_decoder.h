@@ -1,0 +1,39 @@
+// A small decoder over rows cut into shards, one thread per context rank: its outputs and every gradient, put together as one
+// rank would have them.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lathe/model/decoder.h"
+
+#include "support/kernel_test.h"
+
+namespace lathe::test {
+
+// An exchange that does not happen: receivers find zeros, gathers hold the rank's own part alone, sums its own share.
+struct DroppedExchange {
+  std::string tensor;
+  Phase phase = Phase::kForward;
+  int only_half = -1;  // of a point-to-point exchange: this half of its messages
+};
+
+struct ShardedRun {
+  ModelConfig config;
+  int64_t rows = 1;
+  std::vector<int32_t> segments;  // [rows, row length]
+  DeviceOptions device;
+  DecoderOptions options;
+  MeshShape mesh;
+  bool keep_all = true;  // false: layers are computed again in backward
+  const DroppedExchange* dropped = nullptr;
+};
+
+[[nodiscard]] ModelConfig small_config(std::vector<LayerKind> layers);
+
+// "hidden" [rows * row length, hidden] and the gradient of every parameter by name. Inputs depend on positions and segments
+// alone; the gradient of the output is random, zero at padding.
+[[nodiscard]] std::map<std::string, HostArray> run_sharded(const ShardedRun& run);
+
+}  // namespace lathe::test
