@@ -85,11 +85,11 @@ if [ "$quick" = yes ]; then
 else
   stage "clang-tidy" tidy_changes
   ctest_only=()
-  stage "asan: address and undefined behaviour" fast_tests_under asan core_test kernels_test io_test data_test grpo_test \
+  stage "asan: address and undefined behaviour" fast_tests_under asan core_test mesh_test kernels_test io_test data_test grpo_test \
     model_test head_test engine_test loop_test bench_test config_test fuzz_test
-  ctest_only=(-R '^(core|engine)$')
+  ctest_only=(-R '^(core|mesh|engine)$')
   export TSAN_OPTIONS="suppressions=$PWD/scripts/tsan_suppressions.txt"
-  stage "tsan: data races" fast_tests_under tsan core_test engine_test
+  stage "tsan: data races" fast_tests_under tsan core_test mesh_test engine_test
   stage "fuzz: hostile files" scripts/fuzz.sh --seconds 4
 fi
 printf '\n== test release\n'

@@ -47,8 +47,9 @@ TEST_F(RunFaults, SettingsThatNeedWhatIsNotThere) {
                  "error: grpo.beta: 0.1 needs reference log-probs, but " + here +
                      "/rollouts.jsonl:1 has no ref_logprobs\nhint: set grpo.reference to initial");
   expect_refused(train({"--set", "model.trainable=[no_such_tensor]"}), 2, "error: model.trainable: ");
-  expect_refused(train({"--set", "mesh.data=2", "--set", "mesh.expert=3"}), 2,
-                 "error: --set: mesh.data = 2 needs 2 ranks, this run has 1\n");
+  expect_refused(
+      train({"--set", "mesh.data=2", "--set", "mesh.expert=3"}), 2,
+      "error: --set: mesh (data 2, fsdp 1, context 1, expert 3) is of 6 ranks, this run has 1 rank\n");
   expect_refused(train({"--set", "run.device=cuda"}), 2, "error: --set run.device=cuda: run.device must be ");
   expect_refused(run_lathe({"train", "run.yaml"}, {"LATHE_ISA=sse9"}), 2,
                  "error: LATHE_ISA: unknown instruction set 'sse9'\nhint: use avx2, ");

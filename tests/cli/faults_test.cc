@@ -29,7 +29,8 @@ TEST_F(ConfigFaults, ExitTwoWithPlaceValueExpectationAndHint) {
       {good + "grpo: {beta: 0.1\n", "error: run.yaml:5: not valid YAML: "},
       {"model: {path: model}\ndata: {rollouts: r.jsonl, row_length: 64}\nrun: {steps: 1}\n",
        "error: run.yaml: required option 'run.dir' is missing\nhint: set it: "},
-      {good + "mesh: {fsdp: 2}\n", "error: run.yaml:4: mesh.fsdp = 2 needs 2 ranks, this run has 1\n"},
+      {good + "mesh: {fsdp: 2}\n",
+       "error: run.yaml:4: mesh (data 1, fsdp 2, context 1, expert 1) is of 2 ranks, this run has 1 rank\n"},
       {good + "engine: {boundary: staged}\n",
        "error: run.yaml:4: engine.boundary = staged: not built in this version"},
       {good + "grpo: {kl_loss_mode: kl}\n",
@@ -60,7 +61,8 @@ TEST_F(ConfigFaults, WhatTheCommandLineNames) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
       {{"train", "none.yaml"}, "error: none.yaml: cannot open the run file: No such file or directory\n"},
       {{"train", "."}, "error: .: is a folder, expected a run file (YAML)\n"},
-      {{"train", "good.yaml", "--ledger-out", "x"}, "error: --ledger-out: is not built in this version\n"},
+      {{"train", "good.yaml", "--ledger-out", "no/such/l.json"},
+       "error: --ledger-out: 'no/such/l.json': there is no folder '"},
       {{"train", "good.yaml", "--gradients-out", "no/such/g.safetensors"},
        "error: --gradients-out: 'no/such/g.safetensors': there is no folder '"},
       {{"train", "good.yaml", "--gradients-out", "."}, "error: --gradients-out: '.' is a folder\n"},
@@ -79,13 +81,27 @@ TEST_F(ConfigFaults, WhatTheCommandLineNames) {
   }
 }
 
-TEST_F(ConfigFaults, SeveralRanksAreRefusedEvenWithoutAMesh) {
-  const Finished done = run_lathe({"train", file("run.yaml", kGood)}, {"OMPI_COMM_WORLD_SIZE=2"});
+TEST_F(ConfigFaults, RanksAndMeshMustAgree) {
+  const std::string run = file("run.yaml", kGood);
+  const Finished done = run_lathe({"train", run}, {"OMPI_COMM_WORLD_SIZE=2"});
   EXPECT_EQ(done.code, 2);
-  EXPECT_EQ(done.err,
-            "error: mesh: this process is one of 2 ranks (OMPI_COMM_WORLD_SIZE), but several ranks are not "
-            "built in this "
-            "version\nhint: start it without mpirun\n");
+  EXPECT_EQ(
+      done.err,
+      "error: mesh: mesh (data 1, fsdp 1, context 1, expert 1) is of 1 rank, this run has 2 ranks\n"
+      "hint: start it with mpirun -np 1, or change the mesh: an axis of -1 takes all ranks that are left\n");
+  // Of a rank that is not the first, by its number.
+  const Finished second =
+      run_lathe({"score", "--model", "m", "--rollouts", "r", "--out", "o", "--set", "mesh.expert=3"},
+                {"OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_RANK=2"});
+  EXPECT_EQ(second.code, 2);
+  EXPECT_EQ(
+      second.err.substr(0, second.err.find('\n')),
+      "error: rank 2: --set: mesh (data 1, fsdp 1, context 1, expert 3) is of 3 ranks, this run has 4 ranks");
+  const Finished foreign = run_lathe({"train", run}, {"PMI_SIZE=2"});
+  EXPECT_EQ(foreign.code, 2);
+  EXPECT_EQ(foreign.err,
+            "error: mesh: this process is one of 2 that another launcher started (PMI_SIZE)\n"
+            "hint: start the ranks with Open MPI's mpirun\n");
 }
 
 TEST_F(ConfigFaults, AMissingModelIsAModelError) {

@@ -133,9 +133,8 @@ TEST_F(Faults, AllProblemsAtOnceUpToTwenty) {
   EXPECT_EQ(problems_of("  max_segment: 1\noptimizer:\n  eps: 0\n", {"mesh.data=2"}),
             "run.yaml:6: unknown option 'data.max_segment' / did you mean 'data.max_segments'?\n"
             "run.yaml:8: optimizer.eps must be a number >= 1e-30, got 0\n"
-            "--set: mesh.data = 2 needs 2 ranks, this run has 1 / several ranks are not built in this "
-            "version: leave "
-            "every axis of the mesh at 1");
+            "--set: mesh (data 2, fsdp 1, context 1, expert 1) is of 2 ranks, this run has 1 rank / start it "
+            "with mpirun -np 2, or change the mesh: an axis of -1 takes all ranks that are left");
   std::string many = "grpo:\n";
   for (int i = 0; i < 30; ++i) many += fmt::format("  unknown_key_{}: 1\n", i);
   const std::string text = problems_of(many);

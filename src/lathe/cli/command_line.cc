@@ -1,9 +1,12 @@
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <new>
+#include <thread>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 #include <unistd.h>
@@ -11,6 +14,7 @@
 #include "lathe/cli/commands.h"
 #include "lathe/config/problems.h"
 #include "lathe/io/files.h"
+#include "lathe/mesh/mpi.h"
 
 namespace lathe {
 namespace {
@@ -27,10 +31,30 @@ Examples:
   lathe train run.yaml --dry-run             check a run without training
   lathe train run.yaml                       train; docs/config.md explains run files)";
 
-void print_problem(const std::string& what, const std::string& hint) {
-  std::fprintf(stderr, "error: %s\n", what.c_str());
-  if (!hint.empty()) std::fprintf(stderr, "hint: %s\n", hint.c_str());
-}
+// Errors on stderr. An error that all ranks have is told once, by rank 0: the others leave it time to end the job. One that
+// a single rank has is told by that one, with its number.
+class ProblemPrinter {
+ public:
+  void print(const std::string& what, const std::string& hint) {
+    if (launch_.rank != 0 && std::exchange(first_, false)) std::this_thread::sleep_for(kRankZeroFirst);
+    const std::string who = launch_.rank != 0 ? fmt::format("rank {}: ", launch_.rank) : "";
+    std::fprintf(stderr, "error: %s%s\n", who.c_str(), what.c_str());
+    if (!hint.empty()) std::fprintf(stderr, "hint: %s\n", hint.c_str());
+  }
+  [[nodiscard]] bool several_ranks() const { return launch_.ranks > 1; }
+
+ private:
+  static Launch launch() {
+    try {
+      return launch_from_environment();
+    } catch (const Error&) {  // is the problem to print
+      return {};
+    }
+  }
+  static constexpr std::chrono::milliseconds kRankZeroFirst{300};
+  const Launch launch_ = launch();
+  bool first_ = true;
+};
 
 // Names of commands, and of the options of one.
 std::vector<std::string> command_names(const CLI::App& app) {
@@ -114,39 +138,30 @@ int parse_and_run(int argc, const char* const* argv, double process_start_s) {
 }  // namespace
 
 int run_command_line(int argc, const char* const* argv, double process_start_s) {
+  ProblemPrinter printer;
+  int code = static_cast<int>(ErrorKind::kInternal);
   try {
     return parse_and_run(argc, argv, process_start_s);
   } catch (const ConfigProblems& e) {
     for (const Problem& problem : e.problems()) {
-      print_problem(problem.where.empty() ? problem.what : problem.where + ": " + problem.what, problem.hint);
+      printer.print(problem.where.empty() ? problem.what : problem.where + ": " + problem.what, problem.hint);
     }
-    return e.exit_code();
+    code = e.exit_code();
   } catch (const Error& e) {
-    print_problem(e.what(), e.hint());
-    return e.exit_code();
+    printer.print(e.what(), e.hint());
+    code = e.exit_code();
   } catch (const std::bad_alloc&) {
-    print_problem("out of memory",
+    printer.print("out of memory",
                   "use a smaller model, fewer rows per micro-batch, or a machine with more memory");
   } catch (const std::exception& e) {
-    print_problem(fmt::format("internal: {}", e.what()),
+    printer.print(fmt::format("internal: {}", e.what()),
                   "this is a bug in lathe: please report it with the output of `lathe env`");
   } catch (...) {
-    print_problem("internal: unknown exception",
+    printer.print("internal: unknown exception",
                   "this is a bug in lathe: please report it with the output of `lathe env`");
   }
-  return static_cast<int>(ErrorKind::kInternal);
-}
-
-void refuse_several_ranks() {
-  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
-    const char* text = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): read at start-up
-    if (text == nullptr || std::atoi(text) <= 1) continue;
-    config_error(
-        "mesh",
-        fmt::format("this process is one of {} ranks ({}), but several ranks are not built in this version",
-                    text, variable),
-        "start it without mpirun");
-  }
+  if (printer.several_ranks()) abort_ranks(code);
+  return code;
 }
 
 void check_output_file(const char* option, const std::string& path) {

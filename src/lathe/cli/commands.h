@@ -31,11 +31,10 @@ void add_config_reference_command(CLI::App& app, CommandContext& context);
 // Commands of later versions: known by name, with help, and an error that says they are not built.
 void add_unbuilt_commands(CLI::App& app, CommandContext& context);
 
-// Parses, runs, reports errors on stderr as "error: ..." and "hint: ...", and returns the exit code.
+// Parses, runs, reports errors on stderr as "error: ..." and "hint: ...", and returns the exit code. One of several ranks
+// reports by number, and ends all of them.
 [[nodiscard]] int run_command_line(int argc, const char* const* argv, double process_start_s);
 
-// A config error if this process is one of several started by mpirun, which this version cannot use.
-void refuse_several_ranks();
 // A config error if `path` (given as `option`) cannot become a file: its folder is missing or not writable.
 void check_output_file(const char* option, const std::string& path);
 // A config error if writing `path` (given as `option`) would replace one of the `inputs`, or a file of the folders among

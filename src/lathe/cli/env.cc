@@ -10,6 +10,7 @@
 #include "lathe/core/error.h"
 #include "lathe/core/parallel.h"
 #include "lathe/kernels/onednn_gemm.h"
+#include "lathe/mesh/mpi.h"
 
 namespace lathe {
 namespace {
@@ -72,7 +73,7 @@ Json environment() {
   report["threads"] = available_cores();
   report["memory_total_bytes"] = memory_bytes("MemTotal");
   report["memory_available_bytes"] = memory_bytes("MemAvailable");
-  report["mpi"] = "not built";
+  report["mpi"] = mpi_version();
   return report;
 }
 

@@ -8,6 +8,7 @@
 #include "lathe/cli/commands.h"
 #include "lathe/config/load.h"
 #include "lathe/core/error.h"
+#include "lathe/mesh/launch.h"
 
 namespace lathe {
 namespace {
@@ -29,16 +30,17 @@ struct ScoreArguments {
 };
 
 int run_score(const ScoreArguments& arguments, CommandContext& context) {
-  refuse_several_ranks();
-  LoadedConfig loaded = load_score_config(arguments.sets);
+  const Launch launch = launch_from_environment();
+  LoadedConfig loaded = load_score_config(arguments.sets, launch.ranks);
   if (arguments.model.empty()) config_error("--model", "'' is not a path", "give a model folder");
   loaded.config.model.path = std::filesystem::absolute(arguments.model).lexically_normal().string();
   check_output_file("--out", arguments.out);
   check_output_is_no_input("--out", arguments.out, {arguments.rollouts, loaded.config.model.path});
   std::vector<std::string> warnings;  // logged when the model is opened
   check_against_model(loaded, read_model_config(loaded.config.model.path, &warnings));
-  Log log;
+  Log log(launch.rank == 0);
   const ScoreSummary summary = score(loaded.config, arguments.rollouts, arguments.out, log);
+  if (launch.rank != 0) return 0;
   if (arguments.json) {
     nlohmann::ordered_json json;
     json["trajectories"] = summary.trajectories;

@@ -9,6 +9,7 @@
 #include "lathe/core/error.h"
 #include "lathe/data/rollouts.h"
 #include "lathe/io/files.h"
+#include "lathe/mesh/launch.h"
 
 namespace lathe {
 namespace {
@@ -18,6 +19,7 @@ Examples:
   lathe train examples/arithmetic/run.yaml
   lathe train run.yaml --set optimizer.learning_rate=1e-6 --set run.dir=runs/second
   lathe train run.yaml --dry-run
+  mpirun -np 4 lathe train run.yaml --set mesh.fsdp=4
   lathe train run.yaml --set run.save_every=50    after a stop or a crash, the same command goes on
 
 Ctrl-C or SIGTERM: saves a checkpoint, exits 75; a second one kills. docs/checkpoints.md has the rest.
@@ -26,24 +28,24 @@ Ctrl-C or SIGTERM: saves a checkpoint, exits 75; a second one kills. docs/checkp
 struct TrainArguments {
   std::string run_file;
   std::vector<std::string> sets;
-  std::string ledger_out;
   TrainOptions options;
 };
 
 int run_train(const TrainArguments& arguments, CommandContext& context) {
   const StopSignals signals;
   TrainOptions options = arguments.options;
-  if (!arguments.ledger_out.empty())
-    config_error("--ledger-out", "is not built in this version", "leave it out");
-  refuse_several_ranks();
-  const LoadedConfig loaded = load_train_config(arguments.run_file, arguments.sets);
+  const Launch launch = launch_from_environment();
+  const LoadedConfig loaded = load_train_config(arguments.run_file, arguments.sets, launch.ranks);
   if (!options.gradients_out.empty()) check_output_file("--gradients-out", options.gradients_out);
+  if (!options.ledger_out.empty()) check_output_file("--ledger-out", options.ledger_out);
   std::vector<std::string> warnings;  // logged when the model is opened
   check_against_model(loaded, read_model_config(loaded.config.model.path, &warnings));
-  if (file_exists(options.gradients_out) || file_exists(options.gradients_out + ".partial")) {
+  for (const auto& [option, path] :
+       {std::pair("--gradients-out", options.gradients_out), std::pair("--ledger-out", options.ledger_out)}) {
+    if (!file_exists(path) && !file_exists(path + ".partial")) continue;
     std::vector<std::string> inputs = rollout_files(loaded.config.data.rollouts);
     inputs.insert(inputs.end(), {arguments.run_file, loaded.config.model.path});
-    check_output_is_no_input("--gradients-out", options.gradients_out, inputs);
+    check_output_is_no_input(option, path, inputs);
   }
   options.resolved_config = resolved_config_text(loaded);
   options.settings = settings_of(loaded.config);
@@ -51,9 +53,11 @@ int run_train(const TrainArguments& arguments, CommandContext& context) {
   options.process_start_s = context.process_start_s;
   options.started = StopSignals::started;
   options.stop_requested = StopSignals::received;
-  Log log;
-  return train(loaded.config, options, log,
-               [&context](const std::string& line) { context.output.line(line); });
+  const bool speaks = launch.rank == 0;  // for all ranks, which do the same
+  Log log(speaks);
+  return train(loaded.config, options, log, [speaks, &context](const std::string& line) {
+    if (speaks) context.output.line(line);
+  });
 }
 
 }  // namespace
@@ -73,7 +77,11 @@ void add_train_command(CLI::App& app, CommandContext& context) {
                   "Write the gradient of the first optimizer step, before clipping")
       ->type_name("F.safetensors")
       ->excludes(dry_run);
-  command.add_option("--ledger-out", arguments->ledger_out, "Not built in this version")->type_name("F.json");
+  command
+      .add_option("--ledger-out", options.ledger_out,
+                  "Write what the first optimizer step exchanged between ranks, and how much")
+      ->type_name("F.json")
+      ->excludes(dry_run);
   command
       .add_option("--stop-after", options.stop_after,
                   "Save and exit 75 after this many steps, and micro-batches of the next one")

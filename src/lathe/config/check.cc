@@ -53,19 +53,6 @@ void check_effects(const LoadedConfig& loaded, std::set<std::string>* refused, P
   }
 }
 
-void check_mesh(const LoadedConfig& loaded, ProblemList* problems) {
-  const MeshSection& mesh = loaded.config.mesh;
-  for (const auto& [axis, size] :
-       {std::pair("mesh.data", mesh.data), std::pair("mesh.fsdp", mesh.fsdp),
-        std::pair("mesh.context", mesh.context), std::pair("mesh.expert", mesh.expert)}) {
-    if (size == 1) continue;
-    const auto origin = loaded.origins.find(axis);
-    problems->add(origin == loaded.origins.end() ? "mesh" : origin->second,
-                  fmt::format("{} = {} needs {} ranks, this run has 1", axis, size, size),
-                  "several ranks are not built in this version: leave every axis of the mesh at 1");
-  }
-}
-
 void check_packing(const RunConfig& config, ProblemList* problems) {
   const DataSection& data = config.data;
   if (data.row_length == 0) return;
@@ -98,7 +85,6 @@ void check_required(const LoadedConfig& loaded, const std::string& run_file, Pro
 void check_values(const LoadedConfig& loaded, const std::set<std::string>& refused, ProblemList* problems) {
   std::set<std::string> bad = refused;
   check_effects(loaded, &bad, problems);
-  check_mesh(loaded, problems);
   // Combinations are judged only where every value of the section stands.
   const auto stands = [&](const std::string& section) {
     return std::none_of(bad.begin(), bad.end(),

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "lathe/config/check.h"
+#include "lathe/config/mesh.h"
 #include "lathe/config/option_table.h"
 #include "lathe/config/value.h"
 
@@ -212,23 +213,25 @@ class Loader {
 
 }  // namespace
 
-LoadedConfig load_train_config(const std::string& run_file, const std::vector<std::string>& sets) {
+LoadedConfig load_train_config(const std::string& run_file, const std::vector<std::string>& sets, int ranks) {
   LoadedConfig loaded;
   ProblemList problems;
   Loader loader(&loaded, &problems);
   loader.read_file(run_file);
   for (const std::string& set : sets) loader.read_set(set, false);
   check_required(loaded, run_file, &problems);
+  resolve_mesh(&loaded, ranks, &problems);
   check_values(loaded, loader.failed(), &problems);
   problems.throw_if_any();
   return loaded;
 }
 
-LoadedConfig load_score_config(const std::vector<std::string>& sets) {
+LoadedConfig load_score_config(const std::vector<std::string>& sets, int ranks) {
   LoadedConfig loaded;
   ProblemList problems;
   Loader loader(&loaded, &problems);
   for (const std::string& set : sets) loader.read_set(set, true);
+  resolve_mesh(&loaded, ranks, &problems);
   check_values(loaded, loader.failed(), &problems);
   problems.throw_if_any();
   return loaded;

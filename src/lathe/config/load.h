@@ -20,13 +20,14 @@ struct LoadedConfig {
   ConfigOrigins origins;
 };
 
-// `lathe train`. Paths in the run file are relative to its folder, those in `sets` to the working directory.
+// `lathe train`. Paths in the run file are relative to its folder, those in `sets` to the working directory. ranks: of this
+// job; the mesh must be of as many.
 [[nodiscard]] LoadedConfig load_train_config(const std::string& run_file,
-                                             const std::vector<std::string>& sets);
+                                             const std::vector<std::string>& sets, int ranks = 1);
 
 // `lathe score`: only keys that scoring reads, from --set alone; model.path and data.rollouts have flags of
 // their own.
-[[nodiscard]] LoadedConfig load_score_config(const std::vector<std::string>& sets);
+[[nodiscard]] LoadedConfig load_score_config(const std::vector<std::string>& sets, int ranks = 1);
 
 // A ConfigProblems if a key was given, differs from its default, and is about layers that this model does not have.
 void check_against_model(const LoadedConfig& loaded, const ModelConfig& model);

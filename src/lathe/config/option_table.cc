@@ -4,7 +4,7 @@
 
 #include "lathe/config/option_rows.h"
 #include "lathe/core/cpu.h"
-#include "lathe/core/parallel.h"
+#include "lathe/mesh/launch.h"
 
 namespace lathe {
 namespace {
@@ -301,8 +301,10 @@ void add_engine(std::vector<Option>* table) {
 
 void add_mesh(std::vector<Option>* table) {
   Rows<MeshSection> rows(table, "mesh", &RunConfig::mesh);
-  const Interval axis = at_least(1);
-  rows.integer("data", &MeshSection::data, axis, "ranks over rows, weights whole").score = true;
+  const Interval axis = from_to(-1, 1 << 15);
+  rows.integer("data", &MeshSection::data, axis,
+               "ranks over rows, weights whole; -1 (one axis): all ranks that are left")
+      .score = true;
   rows.integer("fsdp", &MeshSection::fsdp, axis, "ranks over rows, weights divided").score = true;
   rows.integer("context", &MeshSection::context, axis, "ranks over the positions of a row").score = true;
   rows.integer("expert", &MeshSection::expert, axis, "ranks over rows and experts").score = true;
@@ -318,11 +320,14 @@ void add_run(std::vector<Option>* table) {
       .required = true;
   rows.unsigned_integer("seed", &RunSection::seed,
                         "seed of everything random; training on recorded rollouts has nothing random");
-  Option& threads =
-      rows.integer("threads", &RunSection::threads, from_to(0, 4096),
-                   "threads of the device; 0: the cores this process may use; results do not depend on it");
+  Option& threads = rows.integer(
+      "threads", &RunSection::threads, from_to(0, 4096),
+      "threads of the device; 0: the cores this process may use, divided among the ranks of the host; "
+      "results do not depend on it");
   threads.score = true;
-  threads.choice = [](const RunConfig&) { return fmt::format("{} on this machine", available_cores()); };
+  threads.choice = [](const RunConfig&) {
+    return fmt::format("{} on this machine", launch_from_environment().cores());
+  };
   rows.integer("save_every", &RunSection::save_every, from_to(0, kMostSteps),
                "steps between checkpoints; 0: only at the end");
   rows.integer("keep", &RunSection::keep, from_to(1, kMostSteps),

@@ -2,11 +2,22 @@
 
 #include <algorithm>
 
+#include "lathe/mesh/launch.h"
+
 namespace lathe {
+
+MeshShape mesh_shape(const MeshSection& mesh) {
+  return {.data = static_cast<int>(mesh.data),
+          .fsdp = static_cast<int>(mesh.fsdp),
+          .context = static_cast<int>(mesh.context),
+          .expert = static_cast<int>(mesh.expert)};
+}
+
 DeviceOptions device_options(const RunConfig& config, Notes* notes) {
   DeviceOptions options;
   options.name = config.run.device;
-  options.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : available_cores();
+  options.threads =
+      config.run.threads > 0 ? static_cast<int>(config.run.threads) : launch_from_environment().cores();
   if (options.name == "cpu") options.isa = chosen_isa();
   if (config.run.threads == 0) notes->emplace_back("run.threads", std::to_string(options.threads));
   notes->emplace_back("isa", options.name == "cpu" ? isa_name(options.isa) : "ref");

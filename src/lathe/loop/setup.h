@@ -22,6 +22,8 @@ struct LoadedModel {
   ParameterLayout layout;
 };
 
+// The mesh of a configuration that was loaded, with every axis known.
+[[nodiscard]] MeshShape mesh_shape(const MeshSection& mesh);
 [[nodiscard]] DeviceOptions device_options(const RunConfig& config, Notes* notes);
 // Reads and checks config.json and every header; warnings go to the log.
 [[nodiscard]] LoadedModel open_model(const std::string& path, Log& log);

@@ -21,6 +21,7 @@ struct Setting {
 struct TrainOptions {
   bool dry_run = false;
   std::string gradients_out;      // file for the first step's gradients
+  std::string ledger_out;         // file for what the first step exchanged (ledger_file.h)
   std::string stop_after;         // STEP or STEP:MICRO_BATCH; "" = not
   std::string resolved_config;    // text of config.resolved.yaml, written into the run folder
   std::vector<Setting> settings;  // the same, to compare with the run that is gone on with
