@@ -39,16 +39,12 @@ class Builder {
       out_.forced_experts.assign(static_cast<size_t>(options_.moe_layers),
                                  std::vector<int32_t>(tokens * static_cast<size_t>(options_.top_k), -1));
     }
-    for (size_t row = 0; row < static_cast<size_t>(out_.rows); ++row) {
-      int32_t segment_id = 0;
-      int64_t end = 0;
-      for (const PackedSegment& segment : packed_.rows[row].segments) {
-        const Trajectory& t = trajectories_[static_cast<size_t>(segment.item)];
-        LATHE_CHECK(segment.start >= end && segment.start + t.tokens() <= row_length_, "row {}", row);
-        end = segment.start + t.tokens();
-        add_segment(t, segment.item, static_cast<int64_t>(row) * row_length_ + segment.start, ++segment_id);
-      }
+    const int64_t first = options_.share.index * out_.rows;
+    const auto end = static_cast<int64_t>(packed_.rows.size());
+    for (int64_t row = first; row < std::min(first + out_.rows, end); ++row) {
+      add_row(packed_.rows[static_cast<size_t>(row)], (row - first) * row_length_);
     }
+    count_all(first);
     return std::move(out_);
   }
 
@@ -63,18 +59,46 @@ class Builder {
     return any;
   }
 
+  void add_row(const PackedRow& row, int64_t start) {
+    int32_t segment_id = 0;
+    int64_t end = 0;
+    for (const PackedSegment& segment : row.segments) {
+      const Trajectory& t = trajectories_[static_cast<size_t>(segment.item)];
+      LATHE_CHECK(segment.start >= end && segment.start + t.tokens() <= row_length_, "{}", segment.start);
+      end = segment.start + t.tokens();
+      add_segment(t, segment.item, start + segment.start, ++segment_id);
+    }
+  }
+
+  void count_all(int64_t first) {
+    for (size_t row = 0; row < packed_.rows.size(); ++row) {
+      for (const PackedSegment& segment : packed_.rows[row].segments) {
+        const Trajectory& t = trajectories_[static_cast<size_t>(segment.item)];
+        int64_t scored = 0;
+        for (size_t j = 0; j < t.completion_ids.size(); ++j) scored += is_scored(t, j) ? 1 : 0;
+        out_.all_real_tokens += t.tokens();
+        out_.all_scored += scored;
+        if (static_cast<int64_t>(row) < first) out_.first_scored += scored;
+      }
+    }
+  }
+
   // Rows without tokens at the end of the micro-batch, and what is padding at the end of every row, are left out.
   void cut_padding() {
     int64_t used = 1;
-    out_.rows = 1;
+    out_.all_rows = 1;
     for (size_t row = 0; row < packed_.rows.size(); ++row) {
       if (packed_.rows[row].segments.empty()) continue;
-      out_.rows = static_cast<int64_t>(row) + 1;
+      out_.all_rows = static_cast<int64_t>(row) + 1;
       const PackedSegment& last = packed_.rows[row].segments.back();
       used = std::max(used, last.start + trajectories_[static_cast<size_t>(last.item)].tokens());
     }
     LATHE_CHECK(used <= row_length_, "{} tokens in rows of {}", used, row_length_);
-    row_length_ = std::min(row_length_, (used + kLengthMultiple - 1) / kLengthMultiple * kLengthMultiple);
+    const auto round_up = [](int64_t n, int64_t to) { return (n + to - 1) / to * to; };
+    row_length_ = std::min(row_length_, round_up(used, kLengthMultiple));
+    row_length_ = round_up(row_length_, options_.share.length_multiple);
+    out_.all_rows = round_up(out_.all_rows, options_.share.count);
+    out_.rows = out_.all_rows / options_.share.count;
   }
 
   // Decided over the whole step, so that it does not vary between its micro-batches.

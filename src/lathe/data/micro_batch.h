@@ -1,6 +1,8 @@
 // A micro-batch on the host: what one fwd_bwd call needs. R rows of T tokens, flat [R * T] in row order. Padding that no
 // row needs is not computed: T is the longest row's use rounded up to 64, at most data.row_length; empty rows at the end
 // are left out.
+// On a mesh a rank holds its own rows alone, as many as every other rank: the micro-batch's rows, filled up with empty ones,
+// in runs; T is the same on all.
 // Only scored positions carry loss fields: lists over the n scored tokens, in row order.
 #pragma once
 
@@ -38,9 +40,22 @@ struct MicroBatch {
   // Router replay, i32 [layers][R * T, top_k], -1 = own router; empty when no trajectory has it.
   std::vector<std::vector<int32_t>> forced_experts;
 
+  // Of the whole micro-batch, over all ranks.
+  int64_t all_rows = 0;
+  int64_t all_real_tokens = 0;
+  int64_t all_scored = 0;
+  int64_t first_scored = 0;  // how many of these are in the rows before this rank's
+
   [[nodiscard]] int64_t tokens() const { return rows * row_length; }
   [[nodiscard]] int64_t scored() const { return static_cast<int64_t>(hidden_index.size()); }
   [[nodiscard]] int64_t sequences() const { return static_cast<int64_t>(item.size()); }
+};
+
+// Which rows are built here.
+struct RowShare {
+  int index = 0;
+  int count = 1;                // rows are filled up to a multiple of it
+  int64_t length_multiple = 1;  // T is filled up to a multiple of it, beyond data.row_length where it must
 };
 
 struct MicroBatchOptions {
@@ -49,7 +64,8 @@ struct MicroBatchOptions {
   int64_t top_k = 0;
   int64_t experts = 0;
   bool use_forced_experts = true;  // moe.forced_routing
-  std::string file;                // the rollouts' file, for error messages
+  RowShare share;
+  std::string file;  // the rollouts' file, for error messages
 };
 
 // advantages: one vector per trajectory, [1] or [c]; empty span when only scoring.

@@ -1,7 +1,6 @@
 #include "lathe/engine/engine.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <utility>
 
@@ -19,7 +18,9 @@ Engine::Engine(Device& device, Communicator& communicator, const ModelConfig& co
     store_ = std::make_unique<ParameterStore>(device_, communicator_, layout,
                                               ParameterStoreOptions{.weight_dtype = options_.weight_dtype,
                                                                     .trainable = options_.trainable,
-                                                                    .frozen = options_.frozen});
+                                                                    .frozen = options_.frozen,
+                                                                    .expert_prefetch = options_.expert_prefetch,
+                                                                    .prefetch = true});
     if (!options_.frozen) {
       optimizer_ = std::make_unique<Optimizer>(device_, communicator_, *store_, options_.optimizer,
                                                options_.total_steps);
@@ -73,30 +74,63 @@ std::shared_ptr<PreparedMicroBatch> Engine::prepare(MicroBatch micro_batch) {
   auto prepared = std::make_shared<PreparedMicroBatch>();
   prepared->host = std::move(micro_batch);
   const MicroBatch& host = prepared->host;
-  const auto place = [&](const std::vector<int32_t>& values, const char* name) {
-    Tensor out = device_.indices(Shape{static_cast<int64_t>(values.size())}, name);
+  const int shards = communicator_.size(kAxisContext);
+  const int64_t shard = communicator_.index(kAxisContext);
+  LATHE_CHECK(host.row_length % shards == 0, "rows of {} in {} shards", host.row_length, shards);
+  const int64_t length = host.row_length / shards;
+  prepared->shard_length = length;
+  const int64_t begin = shard * length;
+  const auto place = [&](const std::vector<int32_t>& values, Shape shape, const char* name) {
+    Tensor out = device_.indices(shape, name);
     device_.memory->copy_from_host(out, values.data());
     return out;
   };
-  prepared->ids = place(host.ids, "batch.ids");
-  prepared->segments = place(host.segment_ids, "batch.segments");
-  prepared->positions = place(host.positions, "batch.positions");
-  prepared->hidden_index = place(host.hidden_index, "batch.hidden_index");
-  prepared->targets = place(host.targets, "batch.targets");
-  prepared->temperature =
-      upload(std::vector<double>(host.temperature.begin(), host.temperature.end()), "batch.temperature");
-  for (const auto& layer : host.forced_experts) {
-    Tensor forced =
-        device_.indices(Shape{host.tokens(), config_.num_experts_per_tok}, "batch.forced_experts");
-    device_.memory->copy_from_host(forced, layer.data());
-    prepared->forced_experts.push_back(std::move(forced));
+  // Per token `width` values; those of the positions that are here.
+  const auto place_tokens = [&](const std::vector<int32_t>& values, int64_t width, const char* name) {
+    const Shape shape = width == 1 ? Shape{host.rows * length} : Shape{host.rows * length, width};
+    if (shards == 1) return place(values, shape, name);
+    std::vector<int32_t> here;
+    for (int64_t row = 0; row < host.rows; ++row) {
+      const auto from = values.begin() + (row * host.row_length + begin) * width;
+      here.insert(here.end(), from, from + length * width);
+    }
+    return place(here, shape, name);
+  };
+  prepared->ids = place_tokens(host.ids, 1, "batch.ids");
+  prepared->segments = place_tokens(host.segment_ids, 1, "batch.segments");
+  prepared->positions = place_tokens(host.positions, 1, "batch.positions");
+  if (shards > 1) {
+    prepared->context =
+        place_context_shard(device_, host.segment_ids, host.rows, config_.linear_conv_kernel_dim, shards,
+                            communicator_.index(kAxisContext));
   }
+  for (const auto& layer : host.forced_experts) {
+    prepared->forced_experts.push_back(
+        place_tokens(layer, config_.num_experts_per_tok, "batch.forced_experts"));
+  }
+
+  std::vector<int32_t> hidden_index;
+  std::vector<int32_t> targets;
+  std::vector<double> temperature;
+  for (size_t i = 0; i < host.hidden_index.size(); ++i) {
+    const int64_t row = host.hidden_index[i] / host.row_length;
+    const int64_t position = host.hidden_index[i] % host.row_length - begin;
+    if (position < 0 || position >= length) continue;
+    prepared->scored.push_back(i);
+    hidden_index.push_back(static_cast<int32_t>(row * length + position));
+    targets.push_back(host.targets[i]);
+    temperature.push_back(host.temperature[i]);
+  }
+  const Shape scored{static_cast<int64_t>(targets.size())};
+  prepared->hidden_index = place(hidden_index, scored, "batch.hidden_index");
+  prepared->targets = place(targets, scored, "batch.targets");
+  prepared->temperature = upload(temperature, "batch.temperature");
   return prepared;
 }
 
 BatchView Engine::batch_view(const PreparedMicroBatch& prepared) const {
   BatchView view{.rows = prepared.host.rows,
-                 .row_length = prepared.host.row_length,
+                 .row_length = prepared.shard_length,
                  .ids = prepared.ids,
                  .segments = prepared.segments,
                  .positions = prepared.positions,
@@ -114,26 +148,33 @@ void Engine::run_fwd_bwd(const PreparedMicroBatch& prepared) {
   Scored scored = gather_scored(prepared, hidden, Phase::kForward);
   hidden.reset();
   const LossResult loss = score_for_loss(prepared, scored);
+  decoder_->prefetch_backward(saved);
   Tensor d_hidden = backward_from_scores(prepared, scored, loss);
   scored = {};
   decoder_->backward(batch_view(prepared), saved, std::move(d_hidden));
 
-  StepResult& step = accumulated_;
-  step.stats.add(loss.stats);
-  loss_sum_ += loss.sum;
-  denominator_sum_ += loss.denom;
+  store_->wait_reductions();
+
   expert_counts_.resize(counts.size(), ExpertCounts(static_cast<size_t>(config_.num_experts), 0));
   for (size_t layer = 0; layer < counts.size(); ++layer) {
     for (size_t e = 0; e < counts[layer].size(); ++e) expert_counts_[layer][e] += counts[layer][e];
   }
-  std::vector<int64_t> lengths(static_cast<size_t>(prepared.host.sequences()), 0);
-  for (int64_t t = 0, sequence = -1; t < prepared.host.tokens(); ++t) {
-    if (prepared.host.segment_ids[static_cast<size_t>(t)] == 0) continue;
-    if (prepared.host.positions[static_cast<size_t>(t)] == 0) ++sequence;
+  // All shards of a row know its loss; one of them counts it.
+  if (communicator_.index(kAxisContext) == 0) count_loss(prepared.host, loss);
+  accumulated_.fwd_bwd_s += steady_seconds() - start;
+}
+
+void Engine::count_loss(const MicroBatch& batch, const LossResult& loss) {
+  accumulated_.stats.add(loss.stats);
+  loss_sum_ += loss.sum;
+  denominator_sum_ += loss.denom;
+  std::vector<int64_t> lengths(static_cast<size_t>(batch.sequences()), 0);
+  for (int64_t t = 0, sequence = -1; t < batch.tokens(); ++t) {
+    if (batch.segment_ids[static_cast<size_t>(t)] == 0) continue;
+    if (batch.positions[static_cast<size_t>(t)] == 0) ++sequence;
     ++lengths[static_cast<size_t>(sequence)];
   }
-  step.flops += model_flops(config_, lengths, prepared.host.scored());
-  step.fwd_bwd_s += steady_seconds() - start;
+  accumulated_.flops += model_flops(config_, lengths, batch.scored());
 }
 
 void Engine::fwd_bwd(std::shared_ptr<PreparedMicroBatch> prepared) {
@@ -163,16 +204,19 @@ StepResult Engine::run_update(int64_t step) {
   const double asked = steady_seconds();
   saver_.wait();
   const double start = steady_seconds();
-  std::array<double, 3> sums{loss_sum_, denominator_sum_, accumulated_.stats.active_sequences};
-  communicator_.all_reduce_sum({.axes = kAxisAll, .phase = Phase::kUpdate, .tensor = "loss"}, sums);
+  const StepSums sums = sums_over_ranks();
   StepResult result = std::exchange(accumulated_, {});
   result.step = step;
+  result.stats = sums.stats;
+  result.flops = sums.flops;
+  result.head_restarts = sums.head_restarts;
   result.save_wait_s = start - asked;
-  result.denominator = step_denominator(options_.grpo, sums[1], sums[2]);
-  result.loss = result.denominator > 0 ? sums[0] / result.denominator : 0;
+  result.denominator = step_denominator(options_.grpo, sums.denominator, sums.stats.active_sequences);
+  result.loss = result.denominator > 0 ? sums.loss / result.denominator : 0;
   result.update =
       optimizer_->update(step - 1, result.denominator, result.loss, result.stats.nonfinite_tokens);
-  result.moe_max_load = largest_load(std::exchange(expert_counts_, {}));
+  result.moe_max_load = largest_load(counts_over_ranks());
+  expert_counts_.clear();
   loss_sum_ = 0;
   denominator_sum_ = 0;
   store_->clear_gradients();
@@ -214,10 +258,10 @@ TokenScores Engine::score(std::shared_ptr<PreparedMicroBatch> prepared) {
 
 void Engine::write_gradients(const std::string& path) {
   thread_->run([&] {
+    store_->reduce_replicas();
     store_->complete_gradients();
-    std::array<double, 2> sums{denominator_sum_, accumulated_.stats.active_sequences};
-    communicator_.all_reduce_sum({.axes = kAxisAll, .phase = Phase::kUpdate, .tensor = "loss"}, sums);
-    const double denominator = step_denominator(options_.grpo, sums[0], sums[1]);
+    const StepSums sums = sums_over_ranks();
+    const double denominator = step_denominator(options_.grpo, sums.denominator, sums.stats.active_sequences);
     const double scale = denominator > 0 ? 1 / denominator : 0;
     write_hf_tensors(
         path, store_->layout(),

@@ -37,6 +37,7 @@ struct EngineOptions {
   HeadMode head_mode = HeadMode::kFused;
   bool known_cotangent = true;  // where the loss allows it
   int64_t head_chunk = 1024;    // of HeadMode::kChunked and kLocal
+  ExpertPrefetch expert_prefetch = ExpertPrefetch::kNone;
   int64_t delta_rule_chunk = 64;
   bool exclude_padding_from_routing = true;
   RematPolicy remat = RematPolicy::kAuto;
@@ -44,9 +45,17 @@ struct EngineOptions {
   int max_inflight = 2;
 };
 
-// A micro-batch with its index arrays on the device.
+// Rows are filled up to a multiple of this: shards are cut into halves, which attention balances, of whole cache lines.
+[[nodiscard]] inline int64_t row_multiple(int context_ranks) {
+  return context_ranks == 1 ? 1 : int64_t{8} * context_ranks;
+}
+
+// A micro-batch with its index arrays on the device. Under context parallelism the host knows whole rows, and the device
+// this rank's positions of them: of each row the context index's run of row_length / context.
 struct PreparedMicroBatch {
   MicroBatch host;
+  int64_t shard_length = 0;    // positions of a row that are here
+  std::vector<size_t> scored;  // the host's scored tokens that are predicted here
   Tensor ids, segments, positions;
   ContextShard context;
   Tensor hidden_index, targets, temperature;
@@ -140,6 +149,18 @@ class Engine {
 
  private:
   void run_fwd_bwd(const PreparedMicroBatch& prepared);
+  void count_loss(const MicroBatch& batch, const LossResult& loss);
+  // What the ranks counted of the step so far, added up.
+  struct StepSums {
+    LossStats stats;
+    double loss = 0;
+    double denominator = 0;
+    double flops = 0;
+    int64_t head_restarts = 0;
+  };
+  [[nodiscard]] StepSums sums_over_ranks();
+  [[nodiscard]] std::vector<ExpertCounts> counts_over_ranks();
+  [[nodiscard]] std::vector<std::vector<double>> of_all_ranks(std::span<const double> own, const char* name);
   void restore_gradients(const std::string& path);
   [[nodiscard]] StepResult run_update(int64_t step);
   [[nodiscard]] BatchView batch_view(const PreparedMicroBatch& prepared) const;
@@ -147,6 +168,8 @@ class Engine {
   struct Scored;
   [[nodiscard]] Scored gather_scored(const PreparedMicroBatch& prepared, ConstView hidden, Phase phase);
   [[nodiscard]] TokenScores score_only(const PreparedMicroBatch& prepared, Scored& scored);
+  // From the scores of this rank's positions to those of all scored tokens of its rows.
+  [[nodiscard]] TokenScores whole_rows(const PreparedMicroBatch& prepared, const TokenScores& here);
   // The loss of a micro-batch; where cotangents are known while scoring, the head's gradients too.
   [[nodiscard]] LossResult score_for_loss(const PreparedMicroBatch& prepared, Scored& scored);
   [[nodiscard]] LossResult score_with_known_cotangents(const PreparedMicroBatch& prepared, Scored& scored,

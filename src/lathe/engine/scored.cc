@@ -10,7 +10,7 @@
 namespace lathe {
 
 Engine::Scored Engine::gather_scored(const PreparedMicroBatch& prepared, ConstView hidden, Phase phase) {
-  const int64_t n = prepared.host.scored();
+  const auto n = static_cast<int64_t>(prepared.scored.size());
   Scored out;
   // Gathered before the final norm: a row that is two thirds prompt costs a third.
   out.hidden = device_.activation(Shape{n, config_.hidden_size}, "head.hidden");
@@ -47,7 +47,7 @@ HeadParams Engine::head_params() const {
 TokenScores Engine::score_only(const PreparedMicroBatch& prepared, Scored& scored) {
   lathe::score(device_, head_params(), scored.normed, table_of(scored, Phase::kForward), prepared.targets,
                prepared.temperature, scored.logprobs, scored.entropy, scored.head);
-  return {download(scored.logprobs), download(scored.entropy)};
+  return whole_rows(prepared, {download(scored.logprobs), download(scored.entropy)});
 }
 
 LossResult Engine::loss_of(const MicroBatch& batch, const TokenScores& scores) const {
@@ -95,6 +95,14 @@ std::pair<size_t, size_t> whole_sequences(const std::vector<int32_t>& sequence, 
   return {begin, end};
 }
 
+// Of the values of all scored tokens, those of the tokens that are predicted on this rank.
+std::vector<double> here(const PreparedMicroBatch& prepared, const std::vector<double>& all) {
+  std::vector<double> out;
+  out.reserve(prepared.scored.size());
+  for (const size_t token : prepared.scored) out.push_back(all[token]);
+  return out;
+}
+
 bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
 }
@@ -107,7 +115,7 @@ bool Engine::may_know_cotangents() const {
 }
 
 LossResult Engine::score_for_loss(const PreparedMicroBatch& prepared, Scored& scored) {
-  if (may_know_cotangents() && prepared.host.scored() > 0) {
+  if (may_know_cotangents() && !prepared.scored.empty()) {
     const ConstView table = scored.weights[head_table()];
     const auto& temperatures = prepared.host.temperature;
     if (logits_are_finite(device_, scored.normed, table,
@@ -124,20 +132,24 @@ LossResult Engine::score_with_known_cotangents(const PreparedMicroBatch& prepare
   const auto n = static_cast<size_t>(prepared.host.scored());
   // What is not scored yet is 0: a token's cotangent depends on its own log-prob and on what was known before.
   TokenScores scores{std::vector<double>(n, 0.0), std::vector<double>(n, 0.0)};
-  std::vector<double> used(n, 0.0);
+  std::vector<double> used(prepared.scored.size(), 0.0);
   const auto cotangents = [&](int64_t begin, ConstView logprobs, ConstView entropy, View d_logprobs,
                               View d_entropy) {
     const std::vector<double> lp = download(logprobs);
     const std::vector<double> h = download(entropy);
-    std::copy(lp.begin(), lp.end(), scores.logprobs.begin() + begin);
-    std::copy(h.begin(), h.end(), scores.entropy.begin() + begin);
-    const auto at = static_cast<size_t>(begin);
-    const std::pair<size_t, size_t> whole = whole_sequences(prepared.host.sequence, at, at + lp.size());
-    const LossResult loss = loss_of(prepared.host, scores, whole.first, whole.second);
-    const auto part = [&](const std::vector<double>& field) {
-      return std::span(field).subspan(at - whole.first, lp.size());
+    const auto tokens = std::span(prepared.scored).subspan(static_cast<size_t>(begin), lp.size());
+    for (size_t i = 0; i < lp.size(); ++i) {
+      scores.logprobs[tokens[i]] = lp[i];
+      scores.entropy[tokens[i]] = h[i];
+    }
+    const auto [first, last] = whole_sequences(prepared.host.sequence, tokens.front(), tokens.back() + 1);
+    const LossResult loss = loss_of(prepared.host, scores, first, last);
+    const auto part = [&, first = first](const std::vector<double>& field) {
+      std::vector<double> out;
+      for (const size_t token : tokens) out.push_back(field[token - first]);
+      return out;
     };
-    const std::span<const double> d_lp = part(loss.dlogprobs);
+    const std::vector<double> d_lp = part(loss.dlogprobs);
     std::copy(d_lp.begin(), d_lp.end(), used.begin() + begin);
     upload_to(d_lp, d_logprobs);
     if (!d_entropy.empty()) upload_to(part(loss.dentropy), d_entropy);
@@ -147,15 +159,18 @@ LossResult Engine::score_with_known_cotangents(const PreparedMicroBatch& prepare
   score_known(device_, head_params(), scored.normed, table, prepared.targets, prepared.temperature,
               cotangents, options_.grpo.entropy_coef != 0, scored.logprobs, scored.entropy, scored.d_normed,
               target.view, target.accumulate);
-  LossResult loss = loss_of(prepared.host, scores);
-  LATHE_CHECK(same_bits(loss.dlogprobs, used), "a token's cotangent was not known when it was used");
+  LossResult loss =
+      loss_of(prepared.host, whole_rows(prepared, {download(scored.logprobs), download(scored.entropy)}));
+  LATHE_CHECK(same_bits(here(prepared, loss.dlogprobs), used),
+              "a token's cotangent was not known when it was used");
   return loss;
 }
 
 void Engine::backward_of_head(const PreparedMicroBatch& prepared, Scored& scored, const LossResult& loss) {
-  const int64_t n = prepared.host.scored();
-  const Tensor d_logprobs = upload(loss.dlogprobs, "head.dlogprobs");
-  const Tensor d_entropy = loss.dentropy.empty() ? Tensor() : upload(loss.dentropy, "head.dentropy");
+  const auto n = static_cast<int64_t>(prepared.scored.size());
+  const Tensor d_logprobs = upload(here(prepared, loss.dlogprobs), "head.dlogprobs");
+  const Tensor d_entropy =
+      loss.dentropy.empty() ? Tensor() : upload(here(prepared, loss.dentropy), "head.dentropy");
   scored.d_normed = device_.activation(Shape{n, config_.hidden_size}, "head.dnormed");
   // chunked hands the table's gradient over after every chunk, the others once, when the unit is finished.
   const bool in_chunks = options_.head_mode == HeadMode::kChunked;
@@ -175,8 +190,9 @@ void Engine::backward_of_head(const PreparedMicroBatch& prepared, Scored& scored
 Tensor Engine::backward_from_scores(const PreparedMicroBatch& prepared, Scored& scored,
                                     const LossResult& loss) {
   Queue& queue = *device_.queue;
-  const int64_t n = prepared.host.scored();
-  Tensor d_hidden = device_.activation(Shape{prepared.host.tokens(), config_.hidden_size}, "dhidden");
+  const auto n = static_cast<int64_t>(prepared.scored.size());
+  const int64_t tokens = prepared.host.rows * prepared.shard_length;
+  Tensor d_hidden = device_.activation(Shape{tokens, config_.hidden_size}, "dhidden");
   if (scored.d_normed.empty()) backward_of_head(prepared, scored, loss);
   if (options_.head_mode == HeadMode::kChunked) scored.weights = store_->gather(kHeadUnit, Phase::kBackward);
   Tensor d_scored = device_.activation(Shape{n, config_.hidden_size}, "head.dhidden");

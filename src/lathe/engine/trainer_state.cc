@@ -116,8 +116,6 @@ bool is_exact_in(const HfFolder& source, const Parameter& parameter) {
                      [&](const HfSlice& slice) { return source.info(slice.tensor).dtype == "F32"; });
 }
 
-using StatsDoubles = std::array<double, sizeof(LossStats) / sizeof(double)>;
-
 // The tensors of a step in progress that are not gradients.
 constexpr const char* kSums = "step.sums";  // loss, denominator, FLOPs, seconds
 constexpr const char* kStats = "step.loss_stats";
@@ -175,7 +173,7 @@ void Engine::save_state(const HfFolder& source, const std::string& to, bool in_s
   std::vector<int64_t> counts;
   for (const ExpertCounts& layer : expert_counts_) counts.insert(counts.end(), layer.begin(), layer.end());
   step.push_back(host_tensor(kSums, "F64", {static_cast<int64_t>(sums.size())}, sums.data(), sizeof sums));
-  const auto stats = std::bit_cast<StatsDoubles>(accumulated_.stats);
+  const auto stats = std::bit_cast<LossStatsNumbers>(accumulated_.stats);
   step.push_back(
       host_tensor(kStats, "F64", {static_cast<int64_t>(stats.size())}, stats.data(), sizeof stats));
   step.push_back(host_tensor(kExpertCounts, "I64",
@@ -249,7 +247,7 @@ void Engine::restore_gradients(const std::string& path) {
   accumulated_.flops = sums[2];
   accumulated_.fwd_bwd_s = sums[3];
   accumulated_.head_restarts = static_cast<int64_t>(sums[4]);
-  StatsDoubles stats;
+  LossStatsNumbers stats;
   const auto read = file.read_host<double>(kStats, "F64", {static_cast<int64_t>(stats.size())});
   std::copy(read.begin(), read.end(), stats.begin());
   accumulated_.stats = std::bit_cast<LossStats>(stats);

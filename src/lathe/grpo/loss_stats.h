@@ -78,6 +78,9 @@ struct LossStats {
   void add(const LossStats& other);
 };
 
+// The same as numbers in a row: to exchange them and to keep them.
+using LossStatsNumbers = std::array<double, sizeof(LossStats) / sizeof(double)>;
+
 // Metrics of one optimizer step from its pooled statistics and its denominator (step_denominator). Nothing
 // divides by 0: without tokens differences are 0, ratios and weights 1.
 //   policy/loss                    objective / denominator (policy + beta KL - entropy_coef entropy)

@@ -37,6 +37,7 @@ class RunFolder {
                      const std::vector<std::pair<std::string, std::string>>& notes);
   void flush_metrics_to_disk() const;
 
+  [[nodiscard]] static std::string checkpoints_of(const std::string& path);  // the folder
   [[nodiscard]] const Checkpoints& checkpoints() const { return checkpoints_; }
 
  private:

@@ -54,6 +54,9 @@ EngineOptions engine_options(const RunConfig& config, const DeviceOptions& devic
   options.known_cotangent = config.head.known_cotangent == "auto";
   notes->emplace_back("head.mode", head_mode_choice(config.head));
   notes->emplace_back("head.known_cotangent", known_cotangent_choice(config));
+  options.expert_prefetch = config.moe.expert_weight_prefetch == "none"      ? ExpertPrefetch::kNone
+                            : config.moe.expert_weight_prefetch == "forward" ? ExpertPrefetch::kForward
+                                                                             : ExpertPrefetch::kForwardBackward;
   options.delta_rule_chunk = config.gdn.chunk;
   options.exclude_padding_from_routing = config.moe.exclude_padding_from_routing;
   options.remat = config.remat.policy == "full"   ? RematPolicy::kFull
@@ -66,12 +69,17 @@ EngineOptions engine_options(const RunConfig& config, const DeviceOptions& devic
   return options;
 }
 
-MicroBatchOptions micro_batch_options(const RunConfig& config, const ModelConfig& model) {
+MicroBatchOptions micro_batch_options(const RunConfig& config, const ModelConfig& model,
+                                      const Communicator& communicator) {
+  const int context = communicator.size(kAxisContext);
   return {.score_all_completion_tokens = false,
           .moe_layers = model.num_moe_layers(),
           .top_k = model.num_experts_per_tok,
           .experts = model.num_experts,
           .use_forced_experts = config.moe.forced_routing == "auto",
+          .share = {.index = communicator.index(kAxesRows),
+                    .count = communicator.size(kAxesRows),
+                    .length_multiple = row_multiple(context)},
           .file = {}};
 }
 

@@ -29,7 +29,8 @@ struct LoadedModel {
 [[nodiscard]] LoadedModel open_model(const std::string& path, Log& log);
 [[nodiscard]] EngineOptions engine_options(const RunConfig& config, const DeviceOptions& device,
                                            Notes* notes);
-[[nodiscard]] MicroBatchOptions micro_batch_options(const RunConfig& config, const ModelConfig& model);
+[[nodiscard]] MicroBatchOptions micro_batch_options(const RunConfig& config, const ModelConfig& model,
+                                                    const Communicator& communicator);
 [[nodiscard]] PackingOptions packing_options(const RunConfig& config);
 
 }  // namespace lathe

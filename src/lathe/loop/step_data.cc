@@ -82,8 +82,8 @@ void add_pack_metrics(const std::vector<PackedMicroBatch>& packed, const std::ve
     }
   }
   for (const MicroBatch& m : built) {
-    real += static_cast<double>(m.real_tokens);
-    computed += static_cast<double>(m.tokens());
+    real += static_cast<double>(m.all_real_tokens);
+    computed += static_cast<double>(m.all_rows * m.row_length);
   }
   metrics.emplace_back("pack/fill", real / (rows * static_cast<double>(row_length)));
   metrics.emplace_back("pack/computed_fill", real / computed);

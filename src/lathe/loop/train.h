@@ -2,12 +2,14 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "lathe/core/log.h"
 #include "lathe/loop/run_config.h"
+#include "lathe/mesh/communicator.h"
 
 namespace lathe {
 
@@ -19,6 +21,9 @@ struct Setting {
 };
 
 struct TrainOptions {
+  // Makes this rank's communicator, whose buffers come from the memory given; absent: one rank. Every rank calls train.
+  std::function<std::unique_ptr<Communicator>(DeviceMemory&)> communicator;
+  std::string ledger_out;         // file for what the first step exchanged
   bool dry_run = false;
   std::string gradients_out;      // file for the first step's gradients
   std::string ledger_out;         // file for what the first step exchanged (ledger_file.h)

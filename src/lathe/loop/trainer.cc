@@ -19,10 +19,16 @@ RolloutOptions rollout_options(const RunConfig& config, const ModelConfig& model
   return options;
 }
 
-std::unique_ptr<RunFolder> run_folder(const RunConfig& config, const TrainOptions& options, Log& log) {
-  RunFolder::check_usable(config.run.dir, config.run.resume);
-  if (options.dry_run) return nullptr;
-  return std::make_unique<RunFolder>(config.run.dir, config.run.resume, log);
+// Locked by the leading rank; the others go on when that is done.
+std::unique_ptr<RunFolder> run_folder(const RunConfig& config, const TrainOptions& options,
+                                      Communicator& communicator, Log& log) {
+  std::unique_ptr<RunFolder> folder;
+  if (communicator.rank() == 0) {
+    RunFolder::check_usable(config.run.dir, config.run.resume);
+    if (!options.dry_run) folder = std::make_unique<RunFolder>(config.run.dir, config.run.resume, log);
+  }
+  communicator.barrier(Channel::kHost);
+  return folder;
 }
 
 // Before the model is opened: another model.path is named, not looked for.
@@ -43,22 +49,24 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
         log.hide_bar();
         print(line);
       }),
-      folder_(run_folder(config, options, log)),
-      resume_(resume_point(config, options, log)),
       device_options_(device_options(config, &notes_)),
+      device_(device_options_),
+      communicator_(options.communicator ? options.communicator(*device_.memory) : make_solo_communicator()),
+      folder_(run_folder(config, options, *communicator_, log)),
+      checkpoints_(RunFolder::checkpoints_of(config.run.dir)),
+      resume_(resume_point(config, options, log)),
       model_(open_model(config.model.path, log)),
       source_(config.data.rollouts, config.data.trajectories_per_step, rollout_options(config, model_.config),
               options.dry_run ? 0 : config.data.wait_s, log),
-      batching_(micro_batch_options(config, model_.config)),
-      device_(device_options_),
+      batching_(micro_batch_options(config, model_.config, *communicator_)),
       feed_(config, batching_, source_),
-      communicator_(make_solo_communicator()),
       stop_after_(parse_stop_after(options.stop_after, config.run.steps)),
       base_(base_model(model_)) {
   // What can be refused is refused before the weights are read.
   if (resume_.has_value()) check_resume_point();
   if (is_finished()) return;
   check_memory(config, model_.config, config.data.row_length, /*trains=*/true, available_memory_bytes());
+  check_mesh(config, model_.config, *communicator_);
   source_.set_on_wait([this] { before_wait(); });
   // Before the first step a signal ends the process: nothing has to be left off here.
   static_cast<void>(feed_.read_ahead([] { return false; }));
@@ -131,6 +139,8 @@ bool Trainer::stop_wanted() {
   if (stop_reason_.empty() && options_.stop_requested) stop_reason_ = options_.stop_requested();
   if (stop_reason_.empty() && at_stop_point(micro_batches_))
     stop_reason_ = "--stop-after " + options_.stop_after;
+  // A signal may have come to one rank alone.
+  if (over_ranks(stop_reason_.empty() ? 0 : 1) > 0 && stop_reason_.empty()) stop_reason_ = "another rank";
   return !stop_reason_.empty();
 }
 
@@ -157,6 +167,7 @@ bool Trainer::submit_step() {
   // The device works on this step while the last one is reported.
   report_pending();
   pending_ = std::move(submitted);
+  if (!ledger_written_ && !options_.ledger_out.empty()) write_ledger();
   if (!config_.optimizer.skip_nonfinite)
     report_pending();  // which may end the run: nothing may come after it
   return true;
@@ -167,7 +178,7 @@ void Trainer::report_pending() {
   SubmittedStep submitted = std::move(*pending_);
   pending_.reset();
   const StepResult result = engine_->result_of(submitted.result);
-  reporter_->report(result, std::move(submitted.info), notes_);
+  if (leads()) reporter_->report(result, std::move(submitted.info), notes_);
   training_->advance();
   if (result.update.stops_run) end_at_nonfinite(result);
 }
@@ -208,6 +219,20 @@ void Trainer::read_ahead() {
   }
 }
 
+double Trainer::over_ranks(double value) const {
+  communicator_->all_reduce_max(
+      {.axes = kAxisAll, .phase = Phase::kPrepare, .tensor = "run", .channel = Channel::kHost},
+      std::span(&value, 1));
+  return value;
+}
+
+// Of the first optimizer step; what was exchanged before it does not count.
+void Trainer::write_ledger() {
+  engine_->wait_for_device();
+  if (leads()) lathe::write_ledger(options_.ledger_out, *communicator_);
+  ledger_written_ = true;
+}
+
 void Trainer::before_wait() {
   if (!training_.has_value()) return;  // for the first file
   while_waiting([this] {
@@ -223,6 +248,7 @@ void Trainer::while_waiting(const std::function<void()>& work) {
 }
 
 void Trainer::open_folder() {
+  if (!leads()) return;
   if (resume_.has_value()) {
     folder_->go_on_after(resume_->name, options_.resolved_config);
     const std::string in_step = micro_batches_ == 0
@@ -253,13 +279,19 @@ int Trainer::run() {
     return 0;
   }
   open_folder();
-  reporter_ = std::make_unique<StepReporter>(config_, device_, *folder_, log_);
-  if (resume_.has_value()) reporter_->restore(resume_->state.rolling);
+  if (leads()) {
+    reporter_ = std::make_unique<StepReporter>(config_, device_, *folder_, log_);
+    if (resume_.has_value()) reporter_->restore(resume_->state.rolling);
+  }
   for (const auto& [key, choice] : notes_) log_.info("{}: {}", key, choice);
   engine_->plan_remat(config_.data.rows_per_micro_batch, config_.data.row_length);
   notes_.emplace_back("remat.policy", engine_->remat_choice());
-  reporter_->set_planned_memory(rehearse_largest(*engine_, feed_.ahead().micro_batches).use.total());
-  reporter_->set_startup_seconds(steady_seconds() - options_.process_start_s);
+  const int64_t planned = rehearse_largest(*engine_, feed_.ahead().micro_batches).use.total();
+  if (leads()) {
+    reporter_->set_planned_memory(planned);
+    reporter_->set_startup_seconds(steady_seconds() - options_.process_start_s);
+  }
+  if (Ledger* ledger = communicator_->ledger(); ledger != nullptr) ledger->reset();
   if (options_.started) options_.started();
   training_.emplace(log_.activity("training", config_.run.steps - engine_->step(), "steps"));
   run_steps();

@@ -32,6 +32,11 @@ class Trainer {
     std::future<StepResult> result;
   };
 
+  // The rank that writes the run folder, the log and the report.
+  [[nodiscard]] bool leads() const { return communicator_->rank() == 0; }
+  // The largest of all ranks' values; they all ask at the same place.
+  [[nodiscard]] double over_ranks(double value) const;
+  void write_ledger();
   void check_resume_point();
   void load_weights();
   void open_folder();
@@ -55,6 +60,8 @@ class Trainer {
   [[nodiscard]] TrainState current_state();
   [[nodiscard]] uint64_t checkpoint_bytes(bool in_step) const;
   void save_if_due();
+  void write_checkpoint(const CheckpointName& name, const TrainState& state,
+                        const std::vector<std::vector<double>>& old_logprobs);
   void start_save();   // of the steps and micro-batches that are queued; beside the steps that follow
   void finish_save();  // waits for it; throws what it threw
 
@@ -62,21 +69,23 @@ class Trainer {
   const TrainOptions& options_;
   Log& log_;
   std::function<void(const std::string&)> print_;
-  std::unique_ptr<RunFolder> folder_;  // null in a dry run; before the engine, whose saver writes into it
-  std::optional<ResumePoint> resume_;
   Notes notes_;
   DeviceOptions device_options_;
+  Device device_;
+  std::unique_ptr<Communicator> communicator_;
+  // Null in a dry run and on ranks that do not lead; before the engine, whose saver writes into it.
+  std::unique_ptr<RunFolder> folder_;
+  Checkpoints checkpoints_;
+  std::optional<ResumePoint> resume_;
   LoadedModel model_;
   BatchSource source_;
   MicroBatchOptions batching_;
-  Device device_;
   StepFeed feed_;  // holds memory of the device
-  std::unique_ptr<Communicator> communicator_;
   std::unique_ptr<Engine> engine_;
   // The starting weights, on a device of their own: grpo.reference initial.
   std::unique_ptr<Device> reference_device_;
   std::unique_ptr<Engine> reference_;
-  std::unique_ptr<StepReporter> reporter_;
+  std::unique_ptr<StepReporter> reporter_;  // of the leading rank
   std::optional<StopPoint> stop_after_;
   std::string stop_reason_;               // "" = none yet
   std::optional<SubmittedStep> pending_;  // not reported yet
@@ -86,6 +95,7 @@ class Trainer {
   bool saving_ = false;  // begun, and nobody has heard of its end
   BaseModel base_;
   bool gradients_written_ = false;
+  bool ledger_written_ = false;
   std::optional<Activity> training_;
 };
 
