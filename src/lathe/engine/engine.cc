@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "lathe/engine/scored.h"
-#include "lathe/model/checkpoint.h"
 #include "lathe/model/flops.h"
 
 namespace lathe {
@@ -268,7 +267,7 @@ void Engine::write_gradients(const std::string& path) {
         [&](size_t parameter, int64_t first, std::span<float> to) {
           if (store_->parameters()[parameter].trains) store_->read_gradient(parameter, scale, first, to);
         },
-        [&](const std::string& tensor) { return store_->tensor_trains(tensor); });
+        [&](const std::string& tensor) { return store_->tensor_trains(tensor); }, file_share(Channel::kDevice));
   });
 }
 
@@ -298,7 +297,7 @@ void Engine::export_to(const HfFolder& source, const std::string& to) const {
         store_->read_value(parameter, first, out);
         activity.advance(static_cast<int64_t>(out.size()));
       },
-      [&](const std::string& tensor) { return store_->tensor_trains(tensor); }, to);
+      [&](const std::string& tensor) { return store_->tensor_trains(tensor); }, to, file_share(Channel::kSaver));
 }
 
 }  // namespace lathe

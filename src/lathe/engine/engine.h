@@ -20,6 +20,8 @@
 #include "lathe/grpo/loss.h"
 #include "lathe/head/log_prob_head.h"
 #include "lathe/model/context_shard.h"
+#include "lathe/model/checkpoint.h"
+#include "lathe/model/context_shard.h"
 #include "lathe/model/decoder.h"
 
 namespace lathe {
@@ -125,6 +127,7 @@ class Engine {
   [[nodiscard]] EngineCounters counters();
 
   // Writes a model folder into `to` (exists) in the layout of `source`.
+  // On a mesh all ranks write together, each its own elements.
   void export_to(const HfFolder& source, const std::string& to) const;
   // Writes moments, and masters where the model's files are not exact, to `to`/trainer (created); with `in_step` also the
   // gradients and sums accumulated so far, for which nothing may be queued.
@@ -158,9 +161,14 @@ class Engine {
     double flops = 0;
     int64_t head_restarts = 0;
   };
+  using StepNumbers = std::vector<std::vector<double>>;  // per rank
+  [[nodiscard]] StepNumbers step_numbers() const;
+  void take_step_numbers(const std::vector<double>& numbers);
+  [[nodiscard]] ParameterShare file_share(Channel channel) const;
   [[nodiscard]] StepSums sums_over_ranks();
   [[nodiscard]] std::vector<ExpertCounts> counts_over_ranks();
-  [[nodiscard]] std::vector<std::vector<double>> of_all_ranks(std::span<const double> own, const char* name);
+  [[nodiscard]] std::vector<std::vector<double>> of_all_ranks(std::span<const double> own, const char* name,
+                                                              Channel channel) const;
   void restore_gradients(const std::string& path);
   [[nodiscard]] StepResult run_update(int64_t step);
   [[nodiscard]] BatchView batch_view(const PreparedMicroBatch& prepared) const;

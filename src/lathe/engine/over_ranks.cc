@@ -7,13 +7,14 @@
 namespace lathe {
 
 // The values of every rank, in rank order.
-std::vector<std::vector<double>> Engine::of_all_ranks(std::span<const double> own, const char* name) {
+std::vector<std::vector<double>> Engine::of_all_ranks(std::span<const double> own, const char* name,
+                                                     Channel channel) const {
   const auto ranks = static_cast<size_t>(communicator_.mesh().size());
   const size_t n = own.size();
   std::vector<double> all(ranks * n, 0.0);
   std::copy(own.begin(), own.end(), all.begin() + static_cast<int64_t>(n) * communicator_.rank());
   communicator_.all_reduce_sum(
-      {.axes = kAxisAll, .phase = Phase::kUpdate, .tensor = name, .channel = Channel::kDevice}, all);
+      {.axes = kAxisAll, .phase = Phase::kUpdate, .tensor = name, .channel = channel}, all);
   std::vector<std::vector<double>> out;
   for (size_t rank = 0; rank < ranks; ++rank) {
     const auto from = all.begin() + static_cast<int64_t>(rank * n);
@@ -28,7 +29,7 @@ Engine::StepSums Engine::sums_over_ranks() {
   own.insert(own.end(), {loss_sum_, denominator_sum_, accumulated_.flops,
                          static_cast<double>(accumulated_.head_restarts)});
   StepSums sums;
-  for (const std::vector<double>& rank : of_all_ranks(own, "loss")) {
+  for (const std::vector<double>& rank : of_all_ranks(own, "loss", Channel::kDevice)) {
     LossStatsNumbers stats;
     std::copy_n(rank.begin(), stats.size(), stats.begin());
     sums.stats.add(std::bit_cast<LossStats>(stats));
@@ -52,6 +53,16 @@ std::vector<ExpertCounts> Engine::counts_over_ranks() {
     for (int64_t& count : layer) count = static_cast<int64_t>(*from++);
   }
   return out;
+}
+
+ParameterShare Engine::file_share(Channel channel) const {
+  if (communicator_.mesh().size() == 1) return {};
+  return {.files = {.leads = communicator_.rank() == 0,
+                    .barrier = [this, channel] { communicator_.barrier(channel); }},
+          .elements = [this](size_t parameter) {
+            const Parameter& p = store_->parameters()[parameter];
+            return p.writes ? p.shard : FlatShard{};
+          }};
 }
 
 TokenScores Engine::whole_rows(const PreparedMicroBatch& prepared, const TokenScores& here) {

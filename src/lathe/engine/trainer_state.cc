@@ -40,6 +40,29 @@ TensorToWrite device_tensor(const std::string& name, ConstView view, DeviceMemor
   return out;
 }
 
+// Of a parameter's elements [0, size of its spec), those that this rank has: at shard.begin.
+TensorToWrite shard_tensor(const std::string& name, const Parameter& parameter, ConstView view, bool writes,
+                           DeviceMemory& memory) {
+  if (!parameter.sharded() && writes) {
+    TensorToWrite out = device_tensor(name, view.reshape(parameter.spec->shape), memory);
+    out.owned = {{{0, static_cast<uint64_t>(view.bytes())}}};
+    return out;
+  }
+  const auto size = static_cast<uint64_t>(dtype_size(view.dtype));
+  const uint64_t first = static_cast<uint64_t>(parameter.shard.begin) * size;
+  TensorToWrite out = device_tensor(name, view, memory);
+  out.shape = extents_of(parameter.spec->shape);
+  out.produce_part = [produce = std::move(out.produce_part), first](uint64_t begin, std::byte* to,
+                                                                    uint64_t bytes) {
+    produce(begin - first, to, bytes);
+  };
+  out.owned.emplace();
+  if (writes && parameter.shard.size() > 0) {
+    out.owned->push_back({first, first + static_cast<uint64_t>(view.bytes())});
+  }
+  return out;
+}
+
 TensorToWrite host_tensor(const std::string& name, const std::string& dtype, std::vector<int64_t> shape,
                           const void* data, size_t bytes) {
   return {.name = name, .dtype = dtype, .shape = std::move(shape), .produce = [data, bytes](std::byte* to) {
@@ -75,10 +98,24 @@ class StateFile {
   explicit StateFile(const std::string& path) : file_(path) {}
 
   [[nodiscard]] bool has(const std::string& name) const { return file_.tensors().count(name) != 0; }
-  void read(const std::string& name, View to, DeviceMemory& memory) const {
-    const std::byte* from = find(name, file_type(to.dtype), extents_of(to.shape));
+  // The elements of a parameter that are here.
+  void read(const std::string& name, const Parameter& parameter, View to, DeviceMemory& memory) const {
+    const std::byte* whole = find(name, file_type(to.dtype), extents_of(parameter.spec->shape));
+    const std::byte* from = whole + parameter.shard.begin * dtype_size(to.dtype);
     memory.copy_from_host(to, from);
     file_.release(from, static_cast<uint64_t>(to.bytes()));  // not in memory twice
+  }
+  // Rows of a table of `width` columns.
+  [[nodiscard]] int64_t rows_of(const std::string& name, const char* dtype, int64_t width) const {
+    const auto found = file_.tensors().find(name);
+    const bool table = found != file_.tensors().end() && found->second.shape.size() == 2;
+    const int64_t rows = table ? found->second.shape[0] : 1;
+    static_cast<void>(find(name, dtype, {rows, width}));
+    return rows;
+  }
+  [[nodiscard]] std::string metadata(const std::string& key) const {
+    const auto found = file_.metadata().find(key);
+    return found == file_.metadata().end() ? "" : found->second;
   }
   template <typename T>
   std::vector<T> read_host(const std::string& name, const char* dtype,
@@ -116,10 +153,21 @@ bool is_exact_in(const HfFolder& source, const Parameter& parameter) {
                      [&](const HfSlice& slice) { return source.info(slice.tensor).dtype == "F32"; });
 }
 
-// The tensors of a step in progress that are not gradients.
-constexpr const char* kSums = "step.sums";  // loss, denominator, FLOPs, seconds
-constexpr const char* kStats = "step.loss_stats";
-constexpr const char* kExpertCounts = "step.expert_counts";
+// Of a step in progress, beside the gradients: a row of numbers per rank (step_numbers).
+constexpr const char* kNumbers = "step.numbers";
+
+std::string mesh_text(const MeshShape& mesh) {
+  return fmt::format("{},{},{},{}", mesh.data, mesh.fsdp, mesh.context, mesh.expert);
+}
+
+// The ranks that hold the same elements of a parameter, and add up their gradients at the end of a step.
+AxisSet replica_axes(const Parameter& parameter) {
+  return parameter.spec->is_matrix() ? kAxisData : kAxisAll;
+}
+
+std::string gradient_name(const Parameter& parameter, int replica) {
+  return "gradient." + parameter.spec->name() + (replica == 0 ? "" : fmt::format("@{}", replica));
+}
 
 }  // namespace
 
@@ -154,32 +202,61 @@ void Engine::save_state(const HfFolder& source, const std::string& to, bool in_s
     const Parameter& parameter = store_->parameters()[i];
     if (!parameter.trains) continue;
     const std::string name = parameter.spec->name();
-    state.push_back(device_tensor("m." + name, optimizer.first_moment(i), memory));
-    state.push_back(device_tensor("v." + name, optimizer.second_moment(i), memory));
-    if (!is_exact_in(source, parameter))
-      state.push_back(device_tensor("master." + name, parameter.master, memory));
-    if (in_step && store_->gradient_written(i)) {
-      step.push_back(device_tensor("gradient." + name, parameter.gradient, memory));
+    const auto add = [&](const char* kind, ConstView view) {
+      state.push_back(shard_tensor(kind + name, parameter, view, parameter.writes, memory));
+    };
+    add("m.", optimizer.first_moment(i));
+    add("v.", optimizer.second_moment(i));
+    if (!is_exact_in(source, parameter)) add("master.", parameter.master);
+    if (!in_step || !store_->gradient_written(i)) continue;
+    // Ranks that hold the same elements have not added up yet what each of them found.
+    const AxisSet axes = replica_axes(parameter);
+    for (int replica = 0; replica < communicator_.size(axes); ++replica) {
+      step.push_back(shard_tensor(gradient_name(parameter, replica), parameter, parameter.gradient,
+                                  replica == communicator_.index(axes), memory));
     }
   }
   const Activity activity =
       log_.activity("saving the optimizer's state", bytes_of(state) + bytes_of(step), "bytes");
   show_writing(state, activity);
   show_writing(step, activity);
-  write_safetensors(trainer_file(to, kOptimizerName), state, {{"format", "lathe"}});
+  const WriteShare share = file_share(Channel::kSaver).files;
+  write_safetensors(trainer_file(to, kOptimizerName), state, {{"format", "lathe"}}, share);
   if (!in_step) return;
-  const std::array<double, 5> sums{loss_sum_, denominator_sum_, accumulated_.flops, accumulated_.fwd_bwd_s,
-                                   static_cast<double>(accumulated_.head_restarts)};
-  std::vector<int64_t> counts;
-  for (const ExpertCounts& layer : expert_counts_) counts.insert(counts.end(), layer.begin(), layer.end());
-  step.push_back(host_tensor(kSums, "F64", {static_cast<int64_t>(sums.size())}, sums.data(), sizeof sums));
+  const StepNumbers numbers = step_numbers();
+  const auto ranks = static_cast<int64_t>(communicator_.mesh().size());
+  const auto width = static_cast<int64_t>(numbers.front().size());
+  std::vector<double> rows;
+  for (const auto& row : numbers) rows.insert(rows.end(), row.begin(), row.end());
+  step.push_back(host_tensor(kNumbers, "F64", {ranks, width}, rows.data(), rows.size() * sizeof(double)));
+  write_safetensors(trainer_file(to, kGradientsName), step,
+                    {{"format", "lathe"}, {"mesh", mesh_text(communicator_.mesh())}}, share);
+}
+
+// What each rank has counted of the step: sums, statistics of the loss, tokens per expert.
+Engine::StepNumbers Engine::step_numbers() const {
+  std::vector<double> own{loss_sum_, denominator_sum_, accumulated_.flops, accumulated_.fwd_bwd_s,
+                          static_cast<double>(accumulated_.head_restarts)};
   const auto stats = std::bit_cast<LossStatsNumbers>(accumulated_.stats);
-  step.push_back(
-      host_tensor(kStats, "F64", {static_cast<int64_t>(stats.size())}, stats.data(), sizeof stats));
-  step.push_back(host_tensor(kExpertCounts, "I64",
-                             {static_cast<int64_t>(expert_counts_.size()), config_.num_experts},
-                             counts.data(), counts.size() * sizeof(int64_t)));
-  write_safetensors(trainer_file(to, kGradientsName), step, {{"format", "lathe"}});
+  own.insert(own.end(), stats.begin(), stats.end());
+  for (const ExpertCounts& layer : expert_counts_) own.insert(own.end(), layer.begin(), layer.end());
+  return of_all_ranks(own, "step", Channel::kSaver);
+}
+
+void Engine::take_step_numbers(const std::vector<double>& numbers) {
+  const double* from = numbers.data();
+  loss_sum_ += *from++;
+  denominator_sum_ += *from++;
+  accumulated_.flops += *from++;
+  accumulated_.fwd_bwd_s += *from++;
+  accumulated_.head_restarts += static_cast<int64_t>(*from++);
+  LossStatsNumbers stats;
+  std::copy_n(from, stats.size(), stats.begin());
+  from += stats.size();
+  accumulated_.stats.add(std::bit_cast<LossStats>(stats));
+  for (ExpertCounts& layer : expert_counts_) {
+    for (int64_t& count : layer) count += static_cast<int64_t>(*from++);
+  }
 }
 
 uint64_t Engine::state_bytes(const HfFolder& source, bool in_step) const {
@@ -187,7 +264,7 @@ uint64_t Engine::state_bytes(const HfFolder& source, bool in_step) const {
   uint64_t bytes = kHeaders;
   for (const Parameter& parameter : store_->parameters()) {
     if (!parameter.trains) continue;
-    const auto one = static_cast<uint64_t>(parameter.gradient.view().bytes());
+    const auto one = static_cast<uint64_t>(parameter.spec->shape.size() * dtype_size(device_.float_type()));
     bytes += one * (2U + (is_exact_in(source, parameter) ? 0U : 1U) + (in_step ? 1U : 0U));
     bytes += kHeaders / 8;
   }
@@ -205,7 +282,7 @@ void Engine::restore(const HfFolder& source, const std::string& from, const Engi
       if (!parameter.trains) continue;
       const std::string name = parameter.spec->name();
       const auto read = [&](const std::string& tensor, View to) {
-        file.read(tensor, to, memory);
+        file.read(tensor, parameter, to, memory);
         const double squares = device_.kernels.sum_of_squares(*device_.queue, to);
         if (!std::isfinite(squares)) {
           model_error(trainer_file(from, kOptimizerName),
@@ -234,31 +311,39 @@ void Engine::restore(const HfFolder& source, const std::string& from, const Engi
 
 void Engine::restore_gradients(const std::string& path) {
   const StateFile file(path);
+  // On the mesh that wrote them every rank takes up its own; on another one the first of those that share takes all.
+  const bool same_mesh = file.metadata("mesh") == mesh_text(communicator_.mesh());
+  DeviceMemory& memory = *device_.memory;
   for (size_t i = 0; i < store_->parameters().size(); ++i) {
     Parameter& parameter = store_->parameters()[i];
-    const std::string name = "gradient." + parameter.spec->name();
-    if (!parameter.trains || !file.has(name)) continue;
-    file.read(name, parameter.gradient, *device_.memory);
+    if (!parameter.trains || !file.has(gradient_name(parameter, 0))) continue;
+    const int index = communicator_.index(replica_axes(parameter));
     store_->set_gradient_written(i);
+    if (same_mesh) {
+      file.read(gradient_name(parameter, index), parameter, parameter.gradient, memory);
+      continue;
+    }
+    device_.kernels.fill(*device_.queue, 0, parameter.gradient);
+    for (int replica = 0; index == 0 && file.has(gradient_name(parameter, replica)); ++replica) {
+      const Tensor one = memory.allocate(device_.float_type(), parameter.gradient.view().shape,
+                                         MemoryKind::kScratch, "gradient of a replica");
+      file.read(gradient_name(parameter, replica), parameter, one, memory);
+      device_.kernels.add(*device_.queue, one, parameter.gradient, parameter.gradient);
+    }
   }
-  const auto sums = file.read_host<double>(kSums, "F64", {5});
-  loss_sum_ = sums[0];
-  denominator_sum_ = sums[1];
-  accumulated_.flops = sums[2];
-  accumulated_.fwd_bwd_s = sums[3];
-  accumulated_.head_restarts = static_cast<int64_t>(sums[4]);
-  LossStatsNumbers stats;
-  const auto read = file.read_host<double>(kStats, "F64", {static_cast<int64_t>(stats.size())});
-  std::copy(read.begin(), read.end(), stats.begin());
-  accumulated_.stats = std::bit_cast<LossStats>(stats);
   const auto layers =
-      static_cast<int64_t>(std::count_if(config_.layers.begin(), config_.layers.end(),
-                                         [](const LayerKind& k) { return k.mlp == MlpKind::kMoe; }));
-  const auto counts = file.read_host<int64_t>(kExpertCounts, "I64", {layers, config_.num_experts});
-  expert_counts_.clear();
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    const auto begin = counts.begin() + layer * config_.num_experts;
-    expert_counts_.emplace_back(begin, begin + config_.num_experts);
+      static_cast<size_t>(std::count_if(config_.layers.begin(), config_.layers.end(),
+                                        [](const LayerKind& k) { return k.mlp == MlpKind::kMoe; }));
+  expert_counts_.assign(layers, ExpertCounts(static_cast<size_t>(config_.num_experts), 0));
+  const auto width = static_cast<int64_t>(5 + std::tuple_size_v<LossStatsNumbers>) +
+                     static_cast<int64_t>(layers) * config_.num_experts;
+  const int64_t ranks = file.rows_of(kNumbers, "F64", width);
+  const auto rows = file.read_host<double>(kNumbers, "F64", {ranks, width});
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const bool own = same_mesh ? rank == communicator_.rank() : communicator_.rank() == 0;
+    if (!own) continue;
+    const auto begin = rows.begin() + rank * width;
+    take_step_numbers({begin, begin + width});
   }
 }
 

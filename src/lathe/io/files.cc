@@ -108,6 +108,55 @@ void AtomicFileWriter::commit() {
   sync_folder(parent.empty() ? "." : parent.string());
 }
 
+SharedFileWriter::SharedFileWriter(const std::string& path, uint64_t bytes, const WriteShare& share)
+    : path_(path), partial_path_(path + ".partial"), share_(share) {
+  const auto open = [&](int create) {
+    descriptor_ = ::open(partial_path_.c_str(), O_WRONLY | create | O_CLOEXEC, 0644);
+    if (descriptor_ < 0) fail("created");
+  };
+  if (share_.leads) {
+    open(O_CREAT | O_TRUNC);
+    if (::ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0) fail("made as long as it will be");
+  }
+  share_.barrier();
+  if (!share_.leads) open(0);
+}
+
+SharedFileWriter::~SharedFileWriter() {
+  if (descriptor_ < 0) return;
+  ::close(descriptor_);
+  if (share_.leads) ::unlink(partial_path_.c_str());
+}
+
+void SharedFileWriter::fail(const char* action) const {
+  write_error(path_, action, errno);
+}
+
+void SharedFileWriter::write_at(uint64_t offset, const void* data, size_t bytes) {
+  const auto* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t written =
+        ::pwrite(descriptor_, from, std::min(bytes, size_t{1} << 30), static_cast<off_t>(offset));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail("written");
+    from += written;
+    offset += static_cast<uint64_t>(written);
+    bytes -= static_cast<size_t>(written);
+  }
+}
+
+void SharedFileWriter::commit() {
+  if (::fsync(descriptor_) != 0) fail("flushed to disk");
+  share_.barrier();
+  ::close(std::exchange(descriptor_, -1));
+  if (share_.leads) {
+    if (::rename(partial_path_.c_str(), path_.c_str()) != 0) fail("renamed into place");
+    const auto parent = std::filesystem::path(path_).parent_path();
+    sync_folder(parent.empty() ? "." : parent.string());
+  }
+  share_.barrier();
+}
+
 void write_file_atomically(const std::string& path, std::string_view text) {
   AtomicFileWriter writer(path);
   writer.write(text.data(), text.size());

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +29,35 @@ class AtomicFileWriter {
 
   std::string path_;
   std::string partial_path_;
+  int descriptor_ = -1;
+};
+
+// How several processes write files together, on a file system that they share: one of them leads, and all meet at the
+// barrier. Alone: no barrier.
+struct WriteShare {
+  bool leads = true;
+  std::function<void()> barrier;
+  [[nodiscard]] bool alone() const { return !barrier; }
+};
+
+// One file of `bytes`, of which every process writes its parts; all make the same calls. The leading one creates and
+// renames it.
+class SharedFileWriter {
+ public:
+  SharedFileWriter(const std::string& path, uint64_t bytes, const WriteShare& share);
+  ~SharedFileWriter();
+  SharedFileWriter(const SharedFileWriter&) = delete;
+  SharedFileWriter& operator=(const SharedFileWriter&) = delete;
+
+  void write_at(uint64_t offset, const void* data, size_t bytes);
+  void commit();  // all parts are on disk when it returns, and the file is there
+
+ private:
+  [[noreturn]] void fail(const char* action) const;
+
+  std::string path_;
+  std::string partial_path_;
+  const WriteShare& share_;
   int descriptor_ = -1;
 };
 

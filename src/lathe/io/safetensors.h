@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "lathe/io/files.h"
+
 namespace lathe {
 
 struct TensorInfo {
@@ -62,13 +64,20 @@ struct TensorToWrite {
   const std::byte* source = nullptr;
   uint64_t source_bytes = 0;
   std::function<void(uint64_t begin, std::byte* to, uint64_t bytes)> produce_part = {};
+  // Several processes write the file: the bytes of the tensor that this one writes, asked for in these runs; absent: the
+  // leading one writes them all.
+  struct Range {
+    uint64_t begin = 0;
+    uint64_t end = 0;
+  };
+  std::optional<std::vector<Range>> owned = {};
 };
 inline constexpr uint64_t kTensorPartBytes = uint64_t{4} << 20;  // a multiple of every dtype's size
 
 // Writes beside `path`, flushes to disk, then renames. A full disk is a retryable error, any other failure a
 // model error; nothing half written stays.
 void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors,
-                       const std::map<std::string, std::string>& metadata);
+                       const std::map<std::string, std::string>& metadata, const WriteShare& share = {});
 
 [[nodiscard]] int64_t safetensors_dtype_size(const std::string& dtype);   // 0 if unknown
 [[nodiscard]] std::string shape_text(const std::vector<int64_t>& shape);  // "[2, 3]"

@@ -72,6 +72,45 @@ void narrow(const float* from, int64_t count, std::byte* to, const Convert& conv
   }
 }
 
+void write_range(SharedFileWriter& writer, uint64_t offset, const TensorToWrite& tensor,
+                 const TensorToWrite::Range& range) {
+  std::vector<std::byte> buffer(std::min(range.end - range.begin, kTensorPartBytes));
+  for (uint64_t begin = range.begin; begin < range.end; begin += buffer.size()) {
+    const uint64_t part = std::min<uint64_t>(range.end - begin, buffer.size());
+    tensor.produce_part(begin, buffer.data(), part);
+    writer.write_at(offset + begin, buffer.data(), part);
+  }
+}
+
+void write_together(const std::string& path, const std::vector<TensorToWrite>& tensors,
+                    const std::string& header, const WriteShare& share) {
+  uint64_t offset = sizeof(uint64_t) + header.size();
+  uint64_t total = offset;
+  for (const TensorToWrite& tensor : tensors) total += bytes_to_write(tensor);
+  SharedFileWriter writer(path, total, share);
+  if (share.leads) {
+    const uint64_t header_bytes = header.size();
+    writer.write_at(0, &header_bytes, sizeof header_bytes);
+    writer.write_at(sizeof header_bytes, header.data(), header.size());
+  }
+  for (const TensorToWrite& tensor : tensors) {
+    const uint64_t bytes = bytes_to_write(tensor);
+    if (tensor.owned.has_value()) {
+      for (const TensorToWrite::Range& range : *tensor.owned) write_range(writer, offset, tensor, range);
+    } else if (share.leads && tensor.source != nullptr) {
+      writer.write_at(offset, tensor.source, bytes);
+    } else if (share.leads && tensor.produce && bytes > 0) {
+      std::vector<std::byte> buffer(bytes);
+      tensor.produce(buffer.data());
+      writer.write_at(offset, buffer.data(), bytes);
+    } else if (share.leads && tensor.produce_part) {
+      write_range(writer, offset, tensor, {0, bytes});
+    }
+    offset += bytes;
+  }
+  writer.commit();
+}
+
 }  // namespace
 
 int64_t safetensors_dtype_size(const std::string& dtype) {
@@ -116,13 +155,14 @@ void weights_from_float(const std::string& dtype, const float* from, int64_t cou
 }
 
 void write_safetensors(const std::string& path, const std::vector<TensorToWrite>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
+                       const std::map<std::string, std::string>& metadata, const WriteShare& share) {
   std::set<std::string> names;
   for (const TensorToWrite& tensor : tensors) {
     LATHE_CHECK(names.insert(tensor.name).second, "{} twice in {}", tensor.name, path);
   }
-  AtomicFileWriter writer(path);
   const std::string header = header_text(tensors, metadata);
+  if (!share.alone()) return write_together(path, tensors, header, share);
+  AtomicFileWriter writer(path);
   const uint64_t header_bytes = header.size();
   writer.write(&header_bytes, sizeof header_bytes);
   writer.write(header.data(), header.size());

@@ -71,9 +71,13 @@ std::string Checkpoints::path_of_latest() const {
   return (fs::path(folder_) / "latest").string();
 }
 
+std::string Checkpoints::unfinished_path_of(const CheckpointName& name) const {
+  return (fs::path(folder_) / (kTemporary + name.text())).string();
+}
+
 std::string Checkpoints::write(const CheckpointName& name, int64_t keep, uint64_t expected_bytes,
                                const std::function<void(const std::string& folder)>& fill) const {
-  const std::string beside = (fs::path(folder_) / (kTemporary + name.text())).string();
+  const std::string beside = unfinished_path_of(name);
   std::string target = path_of(name);
   remove_path(beside);
   check_free_space(folder_, expected_bytes);

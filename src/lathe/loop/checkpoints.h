@@ -29,6 +29,7 @@ class Checkpoints {
   [[nodiscard]] std::vector<CheckpointName> complete() const;  // ascending; empty when there is no folder
   [[nodiscard]] std::string path_of(const CheckpointName& name) const;
   [[nodiscard]] std::string path_of_latest() const;
+  [[nodiscard]] std::string unfinished_path_of(const CheckpointName& name) const;  // while it is written
 
   // Writes one through `fill(folder)` and returns its path; flushed to disk. `expected_bytes` are asked of the file system
   // first: too little space is a retryable error with both numbers. When it throws, nothing of it stays, and the earlier

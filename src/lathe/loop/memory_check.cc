@@ -38,7 +38,10 @@ int64_t token_bytes(const ModelConfig& model, bool trains) {
 LeastMemory least_memory(const RunConfig& config, const ModelConfig& model, int64_t row_length, bool trains) {
   const int64_t tokens =
       row_length * config.data.rows_per_micro_batch;  // < 2^31, checked with the configuration
-  return {.model = model_bytes(config, model, trains), .micro_batch = tokens * token_bytes(model, trains)};
+  const MeshSection& mesh = config.mesh;
+  const int64_t dense = mesh.fsdp * mesh.context * mesh.expert;
+  return {.model = model_bytes(config, model, trains) / dense,
+          .micro_batch = tokens / (dense * mesh.data) * token_bytes(model, trains)};
 }
 
 void check_memory(const RunConfig& config, const ModelConfig& model, int64_t row_length, bool trains,

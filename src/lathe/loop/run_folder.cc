@@ -106,13 +106,17 @@ void RunFolder::check_usable(const std::string& path, const std::string& resume)
 }
 
 RunFolder::RunFolder(const std::string& path, const std::string& resume, Log& log)
-    : path_(path), log_(log), checkpoints_((fs::path(path) / "checkpoints").string()) {
+    : path_(path), log_(log), checkpoints_(checkpoints_of(path)) {
   check_usable(path, resume);
   if (folder_exists(path)) lock_ = std::make_unique<Lock>(path);
 }
 
 std::string RunFolder::path_of(const char* name) const {
   return (fs::path(path_) / name).string();
+}
+
+std::string RunFolder::checkpoints_of(const std::string& path) {
+  return (fs::path(path) / "checkpoints").string();
 }
 
 void RunFolder::prepare(const std::string& resolved_config) {

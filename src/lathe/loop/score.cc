@@ -53,6 +53,24 @@ RolloutFile read_lines(const std::string& path, RolloutOptions options, Log& log
   return read_rollouts(path, options);
 }
 
+// Every token was scored on one of the ranks that share the rows; the others have 0 there.
+void collect(std::vector<LineScores>& scores, Communicator& communicator) {
+  if (communicator.size(kAxesRows) == 1) return;
+  for (const auto field : {&LineScores::logprobs, &LineScores::entropy}) {
+    std::vector<double> all;
+    for (const LineScores& line : scores) all.insert(all.end(), (line.*field).begin(), (line.*field).end());
+    communicator.all_reduce_sum({.axes = kAxesRows,
+                                 .phase = Phase::kForward,
+                                 .tensor = "scores",
+                                 .channel = Channel::kHost},
+                                all);
+    auto from = all.begin();
+    for (LineScores& line : scores) {
+      for (float& value : line.*field) value = static_cast<float>(*from++);
+    }
+  }
+}
+
 ScoreSummary summarize(const RolloutFile& file, const std::vector<LineScores>& scores) {
   ScoreSummary summary;
   summary.bad_lines = file.bad_lines;
@@ -87,7 +105,7 @@ std::vector<LineScores> score_lines(Engine& engine, const RolloutFile& file, con
   std::vector<LineScores> scores;
   for (const Trajectory& t : file.trajectories) {
     lengths.push_back(t.tokens());
-    const std::vector<float> none(t.completion_ids.size(), std::nanf(""));
+    const std::vector<float> none(t.completion_ids.size(), 0.0F);
     scores.push_back({none, none});
   }
   const Activity activity = log.activity("scoring", static_cast<int64_t>(lengths.size()), "trajectories");
@@ -110,7 +128,8 @@ std::vector<LineScores> score_lines(Engine& engine, const RolloutFile& file, con
 
 }  // namespace
 
-ScoreSummary score(const RunConfig& config, const std::string& rollouts, const std::string& out, Log& log) {
+ScoreSummary score(const RunConfig& config, const std::string& rollouts, const std::string& out, Log& log,
+                   const CommunicatorFactory& make_communicator) {
   Notes notes;
   const DeviceOptions device_settings = device_options(config, &notes);
   const LoadedModel model = open_model(config.model.path, log);
@@ -125,7 +144,10 @@ ScoreSummary score(const RunConfig& config, const std::string& rollouts, const s
   packing.row_length = scoring_row_length(config, file);
   check_packing_options(packing);
   check_memory(config, model.config, packing.row_length, /*trains=*/false, available_memory_bytes());
-  MicroBatchOptions batching = micro_batch_options(config, model.config);
+  Device device(device_settings);
+  const std::unique_ptr<Communicator> communicator =
+      make_communicator ? make_communicator(*device.memory) : make_solo_communicator();
+  MicroBatchOptions batching = micro_batch_options(config, model.config, *communicator);
   batching.score_all_completion_tokens = true;
   batching.file = file.path;
 
@@ -133,8 +155,6 @@ ScoreSummary score(const RunConfig& config, const std::string& rollouts, const s
   EngineOptions options = engine_options(config, device_settings, &notes);
   options.frozen = true;
   options.trainable.clear();
-  Device device(device_settings);
-  const std::unique_ptr<Communicator> communicator = make_solo_communicator();
   Engine engine(device, *communicator, model.config, model.layout, options, log);
   engine.load(*model.folder);
   for (const auto& [key, choice] : notes) {
@@ -142,11 +162,12 @@ ScoreSummary score(const RunConfig& config, const std::string& rollouts, const s
   }
 
   const double start = steady_seconds();
-  const std::vector<LineScores> scores = score_lines(engine, file, packing, batching, log);
+  std::vector<LineScores> scores = score_lines(engine, file, packing, batching, log);
+  collect(scores, *communicator);
   ScoreSummary summary = summarize(file, scores);
   summary.seconds = steady_seconds() - start;
   summary.tokens_per_s = static_cast<double>(summary.tokens) / summary.seconds;
-  write_scores(out, file, scores);
+  if (communicator->rank() == 0) write_scores(out, file, scores);
   return summary;
 }
 

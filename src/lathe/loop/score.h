@@ -6,6 +6,7 @@
 
 #include "lathe/core/log.h"
 #include "lathe/loop/run_config.h"
+#include "lathe/mesh/communicator.h"
 
 namespace lathe {
 
@@ -24,6 +25,7 @@ struct ScoreSummary {
 
 // config.model.path and the sections model, data, head, mesh, run.threads are used. Writes `out` beside and renames.
 [[nodiscard]] ScoreSummary score(const RunConfig& config, const std::string& rollouts, const std::string& out,
-                                 Log& log);
+                                 Log& log,
+                                 const CommunicatorFactory& make_communicator = {});
 
 }  // namespace lathe

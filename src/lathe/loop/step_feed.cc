@@ -1,5 +1,6 @@
 #include "lathe/loop/step_feed.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "lathe/core/error.h"
@@ -31,8 +32,11 @@ void StepFeed::go_on(int64_t iteration, std::vector<std::vector<double>> old_log
   if (old_logprobs.empty()) return;
   bool fits = old_logprobs.size() == data_.micro_batches.size();
   for (size_t i = 0; fits && i < old_logprobs.size(); ++i) {
-    fits = static_cast<int64_t>(old_logprobs[i].size()) == data_.micro_batches[i].scored();
-    data_.micro_batches[i].old_logprobs = std::move(old_logprobs[i]);
+    MicroBatch& host = data_.micro_batches[i];
+    fits = static_cast<int64_t>(old_logprobs[i].size()) == host.all_scored;
+    if (!fits) break;
+    const auto first = old_logprobs[i].begin() + host.first_scored;
+    host.old_logprobs.assign(first, first + host.scored());
   }
   if (!fits) {
     data_error(data_.file, "has other scored tokens than when the run left off in the middle of it",
@@ -44,7 +48,11 @@ void StepFeed::go_on(int64_t iteration, std::vector<std::vector<double>> old_log
 std::vector<std::vector<double>> StepFeed::old_logprobs() const {
   std::vector<std::vector<double>> out;
   if (!scored_old_ || !ready_) return out;
-  for (const auto& prepared : prepared_) out.push_back(prepared->host.old_logprobs);
+  for (const auto& prepared : prepared_) {
+    const MicroBatch& host = prepared->host;
+    std::vector<double>& all = out.emplace_back(static_cast<size_t>(host.all_scored), 0.0);
+    std::copy(host.old_logprobs.begin(), host.old_logprobs.end(), all.begin() + host.first_scored);
+  }
   return out;
 }
 

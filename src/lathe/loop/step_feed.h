@@ -43,7 +43,8 @@ class StepFeed {
   // The next step is the `iteration`th of its batch; old log-probs that were computed at the batch's start and cannot be
   // any more are put back. After read_ahead(). Data error: the batch has other micro-batches than it had.
   void go_on(int64_t iteration, std::vector<std::vector<double>> old_logprobs);
-  // What go_on needs again: per micro-batch, empty when the next step is a batch's first.
+  // What go_on needs again: per micro-batch, of all its scored tokens, 0 where another rank has them; empty when the next
+  // step is a batch's first.
   [[nodiscard]] std::vector<std::vector<double>> old_logprobs() const;
 
   // Makes the step's micro-batches ready, with the log-probs that a setting needs and the file does not have: the

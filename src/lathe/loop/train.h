@@ -21,8 +21,7 @@ struct Setting {
 };
 
 struct TrainOptions {
-  // Makes this rank's communicator, whose buffers come from the memory given; absent: one rank. Every rank calls train.
-  std::function<std::unique_ptr<Communicator>(DeviceMemory&)> communicator;
+  CommunicatorFactory communicator;  // absent: one rank. Every rank calls train
   std::string ledger_out;         // file for what the first step exchanged
   bool dry_run = false;
   std::string gradients_out;      // file for the first step's gradients

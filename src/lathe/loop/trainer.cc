@@ -1,9 +1,11 @@
 #include "lathe/loop/trainer.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "lathe/core/error.h"
+#include "lathe/loop/ledger_file.h"
 #include "lathe/loop/memory_check.h"
 #include "lathe/loop/memory_report.h"
 
@@ -66,7 +68,6 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
   if (resume_.has_value()) check_resume_point();
   if (is_finished()) return;
   check_memory(config, model_.config, config.data.row_length, /*trains=*/true, available_memory_bytes());
-  check_mesh(config, model_.config, *communicator_);
   source_.set_on_wait([this] { before_wait(); });
   // Before the first step a signal ends the process: nothing has to be left off here.
   static_cast<void>(feed_.read_ahead([] { return false; }));
@@ -134,9 +135,14 @@ bool Trainer::at_stop_point(int64_t micro_batches) const {
          *stop_after_ == StopPoint{.step = engine_->step(), .micro_batches = micro_batches};
 }
 
-bool Trainer::stop_wanted() {
-  if (!engine_->save_running()) finish_save();
+bool Trainer::signal_came() {
+  if (!engine_->save_running() && communicator_->mesh().size() == 1) finish_save();
   if (stop_reason_.empty() && options_.stop_requested) stop_reason_ = options_.stop_requested();
+  return !stop_reason_.empty();
+}
+
+bool Trainer::stop_wanted() {
+  static_cast<void>(signal_came());
   if (stop_reason_.empty() && at_stop_point(micro_batches_))
     stop_reason_ = "--stop-after " + options_.stop_after;
   // A signal may have come to one rank alone.
@@ -197,26 +203,43 @@ void Trainer::end_at_nonfinite(const StepResult& result) {
       "look at that step's data; a lower learning rate often helps; skip_nonfinite: true skips such steps");
 }
 
+// The leading rank waits for a file that is to come, and tells the others how that ended; they then find it there.
 void Trainer::read_ahead() {
-  try {
-    // Left off: stop_wanted() says so again, at the beginning of the next step.
-    static_cast<void>(feed_.read_ahead([this] {
-      bool stop = false;
-      while_waiting([&] { stop = stop_wanted(); });
-      return stop;
-    }));
-  } catch (const Error& error) {
-    if (failed_while_waiting_) throw;
-    if (error.kind() != ErrorKind::kData && error.kind() != ErrorKind::kRetryable) throw;
-    log_.warning(
-        "{}, the steps before it are saved: {}",
-        error.kind() == ErrorKind::kData ? "the next batch cannot be used" : "the next batch is not there",
-        error.what());
-    report_pending();
-    start_save();
-    finish_save();
-    throw;
+  std::exception_ptr failure;
+  auto found = ReadAhead::kThere;
+  if (leads()) {
+    try {
+      // Left off: stop_wanted() says so again, at the beginning of the next step.
+      const bool read = feed_.read_ahead([this] {
+        bool stop = false;
+        while_waiting([&] { stop = signal_came(); });
+        return stop;
+      });
+      if (!read) found = ReadAhead::kLeftOff;
+    } catch (const Error& error) {
+      if (failed_while_waiting_) throw;
+      if (error.kind() != ErrorKind::kData && error.kind() != ErrorKind::kRetryable) throw;
+      log_.warning(
+          "{}, the steps before it are saved: {}",
+          error.kind() == ErrorKind::kData ? "the next batch cannot be used" : "the next batch is not there",
+          error.what());
+      failure = std::current_exception();
+      found = ReadAhead::kFailed;
+    }
   }
+  for (;;) {
+    found = static_cast<ReadAhead>(static_cast<int>(over_ranks(static_cast<double>(found))));
+    if (found != ReadAhead::kWaits) break;
+    before_wait();
+    found = ReadAhead::kThere;
+  }
+  if (found == ReadAhead::kThere && !leads()) static_cast<void>(feed_.read_ahead([] { return false; }));
+  if (found != ReadAhead::kFailed) return;
+  report_pending();
+  start_save();
+  finish_save();
+  if (failure != nullptr) std::rethrow_exception(failure);
+  communicator_->barrier(Channel::kHost);  // until the leading rank ends the job
 }
 
 double Trainer::over_ranks(double value) const {
@@ -235,6 +258,7 @@ void Trainer::write_ledger() {
 
 void Trainer::before_wait() {
   if (!training_.has_value()) return;  // for the first file
+  if (leads()) static_cast<void>(over_ranks(static_cast<double>(ReadAhead::kWaits)));
   while_waiting([this] {
     report_pending();
     save_if_due();

@@ -32,6 +32,8 @@ class Trainer {
     std::future<StepResult> result;
   };
 
+  // How the leading rank's look for the next batch went; larger ones win over ranks.
+  enum class ReadAhead : uint8_t { kThere, kLeftOff, kFailed, kWaits };
   // The rank that writes the run folder, the log and the report.
   [[nodiscard]] bool leads() const { return communicator_->rank() == 0; }
   // The largest of all ranks' values; they all ask at the same place.
@@ -51,7 +53,8 @@ class Trainer {
   void before_wait();  // for a rollout file: whoever writes it may wait for this run's weights
   void report_pending();
   // Between micro-batches and between steps: whether to stop here. Throws what a save beside the steps threw.
-  [[nodiscard]] bool stop_wanted();
+  [[nodiscard]] bool stop_wanted();  // all ranks together
+  [[nodiscard]] bool signal_came();  // to this rank
   [[noreturn]] void end_at_nonfinite(const StepResult& result);
   [[nodiscard]] bool at_stop_point(int64_t micro_batches) const;
   [[nodiscard]] int stop();
@@ -61,7 +64,7 @@ class Trainer {
   [[nodiscard]] uint64_t checkpoint_bytes(bool in_step) const;
   void save_if_due();
   void write_checkpoint(const CheckpointName& name, const TrainState& state,
-                        const std::vector<std::vector<double>>& old_logprobs);
+                        std::vector<std::vector<double>> old_logprobs);
   void start_save();   // of the steps and micro-batches that are queued; beside the steps that follow
   void finish_save();  // waits for it; throws what it threw
 

@@ -4,7 +4,6 @@
 
 #include "lathe/core/error.h"
 #include "lathe/loop/trainer.h"
-#include "lathe/model/checkpoint.h"
 
 namespace lathe {
 
@@ -26,7 +25,7 @@ TrainState Trainer::current_state() {
     state.file_bytes = code ? 0 : bytes;
   }
   state.seed = config_.run.seed;
-  state.rolling = reporter_->rolling();
+  if (leads()) state.rolling = reporter_->rolling();
   state.base = base_;
   for (const Setting& setting : options_.settings) state.settings[setting.key] = setting.value;
   if (resume_.has_value()) state.branched_from = resume_->state.branched_from;
@@ -44,24 +43,46 @@ void Trainer::save_if_due() {
   start_save();
 }
 
+// On the saver's thread. All ranks fill the folder that the leading one has made and will name.
+void Trainer::write_checkpoint(const CheckpointName& name, const TrainState& state,
+                               std::vector<std::vector<double>> old_logprobs) {
+  const bool in_step = name.micro_batches > 0;
+  for (std::vector<double>& values : old_logprobs) {
+    communicator_->all_reduce_sum({.axes = kAxesRows,
+                                   .phase = Phase::kUpdate,
+                                   .tensor = "old_logprobs",
+                                   .channel = Channel::kSaver},
+                                  values);
+  }
+  const auto fill = [&](const std::string& to) {
+    communicator_->barrier(Channel::kSaver);
+    engine_->export_to(*model_.folder, to);
+    engine_->save_state(*model_.folder, to, in_step);
+    communicator_->barrier(Channel::kSaver);
+  };
+  if (leads()) {
+    folder_->flush_metrics_to_disk();
+    const std::string path =
+        checkpoints_.write(name, config_.run.keep, checkpoint_bytes(in_step), [&](const std::string& to) {
+          fill(to);
+          write_old_logprobs(to, old_logprobs);
+          write_train_state(to, state);
+        });
+    log_.info("checkpoint: {}", std::filesystem::absolute(path).string());
+  } else {
+    fill(checkpoints_.unfinished_path_of(name));
+  }
+  communicator_->barrier(Channel::kSaver);
+}
+
 void Trainer::start_save() {
   const CheckpointName name{.step = engine_->step(), .micro_batches = micro_batches_};
   if (saved_ == name) return;
   finish_save();
   engine_->check_finite_weights();
-  const bool in_step = micro_batches_ > 0;
-  auto write = [this, name, in_step, state = current_state(), old_logprobs = feed_.old_logprobs()] {
-    folder_->flush_metrics_to_disk();
-    const std::string path = folder_->checkpoints().write(name, config_.run.keep, checkpoint_bytes(in_step),
-                                                          [&](const std::string& to) {
-                                                            engine_->export_to(*model_.folder, to);
-                                                            engine_->save_state(*model_.folder, to, in_step);
-                                                            write_old_logprobs(to, old_logprobs);
-                                                            write_train_state(to, state);
-                                                          });
-    log_.info("checkpoint: {}", std::filesystem::absolute(path).string());
-  };
-  engine_->start_save(std::move(write));
+  engine_->start_save([this, name, state = current_state(), old_logprobs = feed_.old_logprobs()] {
+    write_checkpoint(name, state, old_logprobs);
+  });
   saved_ = name;
   saving_ = true;
 }
@@ -72,13 +93,13 @@ void Trainer::finish_save() {
     engine_->finish_save();
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::kRetryable) throw;
-    const std::vector<CheckpointName> complete = folder_->checkpoints().complete();
+    const std::vector<CheckpointName> complete = checkpoints_.complete();
     const std::string newest =
         complete.empty() ? "there is no checkpoint yet"
-                         : "the newest checkpoint is " + folder_->checkpoints().path_of(complete.back());
+                         : "the newest checkpoint is " + checkpoints_.path_of(complete.back());
     throw Error(e.kind(), "", e.what(), fmt::format("{}; {}", e.hint(), newest));
   }
-  print_(fmt::format("checkpoint: {}", folder_->checkpoints().path_of(*saved_)));
+  print_(fmt::format("checkpoint: {}", checkpoints_.path_of(*saved_)));
 }
 
 }  // namespace lathe

@@ -172,4 +172,7 @@ class Communicator {
 
 [[nodiscard]] std::unique_ptr<Communicator> make_solo_communicator();
 
+// Makes a rank's communicator; what its exchanges need beside the views they are given comes from `memory`.
+using CommunicatorFactory = std::function<std::unique_ptr<Communicator>(DeviceMemory& memory)>;
+
 }  // namespace lathe

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -26,6 +27,26 @@ class TensorAssembler {
     for (size_t i = 0; i < layout.parameters.size(); ++i) {
       for (const HfSlice& slice : layout.parameters[i].slices) pieces_[slice.tensor].push_back({i, &slice});
     }
+  }
+
+  // The bytes of a tensor that a rank with this share writes.
+  [[nodiscard]] std::optional<std::vector<TensorToWrite::Range>> owned(const std::string& tensor,
+                                                                       const std::string& dtype,
+                                                                       const ParameterShare& share) const {
+    if (share.files.alone()) return {};
+    const int64_t size = safetensors_dtype_size(dtype);
+    std::vector<TensorToWrite::Range> ranges;
+    for (const auto& [parameter, slice] : pieces_.at(tensor)) {
+      const int64_t width = layout_.parameters[parameter].row_elements;
+      const FlatShard here = share.elements(parameter);
+      const int64_t from = std::max(here.begin, slice->row * width);
+      const int64_t until = std::min(here.end, (slice->row + slice->rows) * width);
+      if (from >= until) continue;
+      const int64_t move = (slice->hf_row - slice->row) * width;
+      ranges.push_back(
+          {static_cast<uint64_t>((from + move) * size), static_cast<uint64_t>((until + move) * size)});
+    }
+    return ranges;
   }
 
   // `to` holds bytes [begin, begin + bytes) of the tensor as `dtype`; both are multiples of the dtype's size.
@@ -105,20 +126,27 @@ void read_parameter(const HfFolder& folder, const ParameterSpec& spec, std::span
 }
 
 void export_model(const HfFolder& source, const ParameterLayout& layout, const ParameterValues& values,
-                  const std::function<bool(const std::string& tensor)>& changed, const std::string& to) {
+                  const std::function<bool(const std::string& tensor)>& changed, const std::string& to,
+                  const ParameterShare& share) {
   const std::vector<std::string> files = source.files();
-  remove_stale_weights(to, files, source.sharded());
+  if (share.files.leads) remove_stale_weights(to, files, source.sharded());
   TensorAssembler assembler(layout, values);
   for (size_t i = 0; i < files.size(); ++i) {
     const SafetensorsFile& file = source.file(i);
     std::vector<TensorToWrite> tensors;
     for (const std::string& name : file.names_in_file_order()) {
       const TensorInfo& info = file.tensors().at(name);
-      TensorToWrite tensor{name, info.dtype, info.shape, nullptr, file.bytes(info), info.bytes()};
+      TensorToWrite tensor;
+      tensor.name = name;
+      tensor.dtype = info.dtype;
+      tensor.shape = info.shape;
+      tensor.source = file.bytes(info);
+      tensor.source_bytes = info.bytes();
       const auto alias = layout.aliases.find(name);
       const std::string& origin = alias == layout.aliases.end() ? name : alias->second;
       if (layout.hf_tensors.count(origin) != 0 && changed(origin)) {
         tensor.source = nullptr;
+        tensor.owned = assembler.owned(origin, info.dtype, share);
         tensor.produce_part = [&assembler, origin, dtype = info.dtype](uint64_t begin, std::byte* data,
                                                                        uint64_t bytes) {
           assembler.assemble(origin, dtype, begin, data, bytes);
@@ -128,8 +156,9 @@ void export_model(const HfFolder& source, const ParameterLayout& layout, const P
     }
     std::map<std::string, std::string> metadata = file.metadata();
     metadata.try_emplace("format", "pt");  // transformers opens no file without it
-    write_safetensors(path_in(to, files[i]), tensors, metadata);
+    write_safetensors(path_in(to, files[i]), tensors, metadata, share.files);
   }
+  if (!share.files.leads) return;
   if (source.sharded()) {
     copy_file_atomically(path_in(source.path(), kSafetensorsIndexName), path_in(to, kSafetensorsIndexName));
   }
@@ -154,7 +183,8 @@ uint64_t exported_bytes(const HfFolder& source) {
 }
 
 void write_hf_tensors(const std::string& path, const ParameterLayout& layout, const ParameterValues& values,
-                      const std::function<bool(const std::string& tensor)>& included) {
+                      const std::function<bool(const std::string& tensor)>& included,
+                      const ParameterShare& share) {
   TensorAssembler assembler(layout, values);
   std::vector<TensorToWrite> tensors;
   for (const auto& [name, shape] : layout.hf_tensors) {
@@ -163,12 +193,13 @@ void write_hf_tensors(const std::string& path, const ParameterLayout& layout, co
     tensor.name = name;
     tensor.dtype = "F32";
     for (int i = 0; i < shape.rank(); ++i) tensor.shape.push_back(shape[i]);
+    tensor.owned = assembler.owned(name, "F32", share);
     tensor.produce_part = [&assembler, name = name](uint64_t begin, std::byte* data, uint64_t bytes) {
       assembler.assemble(name, "F32", begin, data, bytes);
     };
     tensors.push_back(std::move(tensor));
   }
-  write_safetensors(path, tensors, {{"format", "pt"}});
+  write_safetensors(path, tensors, {{"format", "pt"}}, share.files);
 }
 
 }  // namespace lathe

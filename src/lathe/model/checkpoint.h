@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "lathe/core/rng.h"
+#include "lathe/io/files.h"
 #include "lathe/io/hf_folder.h"
+#include "lathe/mesh/communicator.h"
 #include "lathe/model/parameters.h"
 
 namespace lathe {
@@ -20,19 +22,27 @@ void read_parameter(const HfFolder& folder, const ParameterSpec& spec, std::span
 // Gives the f32 values of elements [first, first + to.size()) of a parameter, host order.
 using ParameterValues = std::function<void(size_t parameter, int64_t first, std::span<float> to)>;
 
+// Several ranks write together: how, and which elements of a parameter this one writes.
+struct ParameterShare {
+  WriteShare files;
+  std::function<FlatShard(size_t parameter)> elements;
+};
+
 // Writes a model folder in the layout that was read: the same files, names, shapes and dtypes (round to
 // nearest even), config.json and every other file of `source` that is not a safetensors file copied through.
 // Tensors for which changed(name) is false, and passed-through ones, are copied byte for byte. `to` must
 // exist. Values are asked for in parts: no more than a few MiB of them are in memory.
 void export_model(const HfFolder& source, const ParameterLayout& layout, const ParameterValues& values,
-                  const std::function<bool(const std::string& tensor)>& changed, const std::string& to);
+                  const std::function<bool(const std::string& tensor)>& changed, const std::string& to,
+                  const ParameterShare& share = {});
 // Bytes of the files that export_model writes.
 [[nodiscard]] uint64_t exported_bytes(const HfFolder& source);
 
 // One file, f32, one tensor per Hugging Face tensor for which included(name) is true, under its name and
 // shape.
 void write_hf_tensors(const std::string& path, const ParameterLayout& layout, const ParameterValues& values,
-                      const std::function<bool(const std::string& tensor)>& included);
+                      const std::function<bool(const std::string& tensor)>& included,
+                      const ParameterShare& share = {});
 
 // Element `index` of a random-weight parameter, by the rules below.
 [[nodiscard]] float initial_value(const ModelConfig& config, ParameterRole role, const CounterRng& rng,
