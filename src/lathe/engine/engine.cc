@@ -14,12 +14,13 @@ Engine::Engine(Device& device, Communicator& communicator, const ModelConfig& co
     : device_(device), communicator_(communicator), config_(config), options_(options), log_(log) {
   thread_ = std::make_unique<DeviceThread>(options_.max_inflight);
   thread_->run([&] {
-    store_ = std::make_unique<ParameterStore>(device_, communicator_, layout,
-                                              ParameterStoreOptions{.weight_dtype = options_.weight_dtype,
-                                                                    .trainable = options_.trainable,
-                                                                    .frozen = options_.frozen,
-                                                                    .expert_prefetch = options_.expert_prefetch,
-                                                                    .prefetch = true});
+    store_ =
+        std::make_unique<ParameterStore>(device_, communicator_, layout,
+                                         ParameterStoreOptions{.weight_dtype = options_.weight_dtype,
+                                                               .trainable = options_.trainable,
+                                                               .frozen = options_.frozen,
+                                                               .expert_prefetch = options_.expert_prefetch,
+                                                               .prefetch = true});
     if (!options_.frozen) {
       optimizer_ = std::make_unique<Optimizer>(device_, communicator_, *store_, options_.optimizer,
                                                options_.total_steps);
@@ -267,7 +268,8 @@ void Engine::write_gradients(const std::string& path) {
         [&](size_t parameter, int64_t first, std::span<float> to) {
           if (store_->parameters()[parameter].trains) store_->read_gradient(parameter, scale, first, to);
         },
-        [&](const std::string& tensor) { return store_->tensor_trains(tensor); }, file_share(Channel::kDevice));
+        [&](const std::string& tensor) { return store_->tensor_trains(tensor); },
+        file_share(Channel::kDevice));
   });
 }
 
@@ -297,7 +299,8 @@ void Engine::export_to(const HfFolder& source, const std::string& to) const {
         store_->read_value(parameter, first, out);
         activity.advance(static_cast<int64_t>(out.size()));
       },
-      [&](const std::string& tensor) { return store_->tensor_trains(tensor); }, to, file_share(Channel::kSaver));
+      [&](const std::string& tensor) { return store_->tensor_trains(tensor); }, to,
+      file_share(Channel::kSaver));
 }
 
 }  // namespace lathe

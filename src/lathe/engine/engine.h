@@ -19,7 +19,6 @@
 #include "lathe/engine/optimizer.h"
 #include "lathe/grpo/loss.h"
 #include "lathe/head/log_prob_head.h"
-#include "lathe/model/context_shard.h"
 #include "lathe/model/checkpoint.h"
 #include "lathe/model/context_shard.h"
 #include "lathe/model/decoder.h"

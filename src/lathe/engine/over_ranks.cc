@@ -8,7 +8,7 @@ namespace lathe {
 
 // The values of every rank, in rank order.
 std::vector<std::vector<double>> Engine::of_all_ranks(std::span<const double> own, const char* name,
-                                                     Channel channel) const {
+                                                      Channel channel) const {
   const auto ranks = static_cast<size_t>(communicator_.mesh().size());
   const size_t n = own.size();
   std::vector<double> all(ranks * n, 0.0);

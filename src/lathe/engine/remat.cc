@@ -23,8 +23,8 @@ void Engine::plan_remat(int64_t rows, int64_t row_length) {
   }
   const int64_t groups = communicator_.size(kAxesRows);
   const int64_t multiple = row_multiple(communicator_.size(kAxisContext));
-  const MicroBatch largest = largest_micro_batch((rows + groups - 1) / groups,
-                                                 (row_length + multiple - 1) / multiple * multiple);
+  const MicroBatch largest =
+      largest_micro_batch((rows + groups - 1) / groups, (row_length + multiple - 1) / multiple * multiple);
   const auto peak = [&](int64_t kept) { return rehearse(largest, kept).use.total(); };
   int64_t fits = 0;  // layers that may keep everything
   int64_t needed = peak(layers);
@@ -44,11 +44,9 @@ void Engine::plan_remat(int64_t rows, int64_t row_length) {
   }
   // What a layer recomputes it exchanges again: all ranks keep as many as the one with the least room.
   double recomputed = static_cast<double>(layers - fits);
-  communicator_.all_reduce_max({.axes = kAxisAll,
-                                .phase = Phase::kPrepare,
-                                .tensor = "remat",
-                                .channel = Channel::kHost},
-                               std::span(&recomputed, 1));
+  communicator_.all_reduce_max(
+      {.axes = kAxisAll, .phase = Phase::kPrepare, .tensor = "remat", .channel = Channel::kHost},
+      std::span(&recomputed, 1));
   fits = layers - static_cast<int64_t>(recomputed);
   keep_last_layers(fits);
   log_.info("remat.policy auto: {} (needs {} of a budget of {})", remat_choice_, bytes_text(needed),

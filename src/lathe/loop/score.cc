@@ -59,11 +59,8 @@ void collect(std::vector<LineScores>& scores, Communicator& communicator) {
   for (const auto field : {&LineScores::logprobs, &LineScores::entropy}) {
     std::vector<double> all;
     for (const LineScores& line : scores) all.insert(all.end(), (line.*field).begin(), (line.*field).end());
-    communicator.all_reduce_sum({.axes = kAxesRows,
-                                 .phase = Phase::kForward,
-                                 .tensor = "scores",
-                                 .channel = Channel::kHost},
-                                all);
+    communicator.all_reduce_sum(
+        {.axes = kAxesRows, .phase = Phase::kForward, .tensor = "scores", .channel = Channel::kHost}, all);
     auto from = all.begin();
     for (LineScores& line : scores) {
       for (float& value : line.*field) value = static_cast<float>(*from++);

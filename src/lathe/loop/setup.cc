@@ -54,9 +54,10 @@ EngineOptions engine_options(const RunConfig& config, const DeviceOptions& devic
   options.known_cotangent = config.head.known_cotangent == "auto";
   notes->emplace_back("head.mode", head_mode_choice(config.head));
   notes->emplace_back("head.known_cotangent", known_cotangent_choice(config));
-  options.expert_prefetch = config.moe.expert_weight_prefetch == "none"      ? ExpertPrefetch::kNone
-                            : config.moe.expert_weight_prefetch == "forward" ? ExpertPrefetch::kForward
-                                                                             : ExpertPrefetch::kForwardBackward;
+  options.expert_prefetch = config.moe.expert_weight_prefetch == "none" ? ExpertPrefetch::kNone
+                            : config.moe.expert_weight_prefetch == "forward"
+                                ? ExpertPrefetch::kForward
+                                : ExpertPrefetch::kForwardBackward;
   options.delta_rule_chunk = config.gdn.chunk;
   options.exclude_padding_from_routing = config.moe.exclude_padding_from_routing;
   options.remat = config.remat.policy == "full"   ? RematPolicy::kFull

@@ -8,6 +8,7 @@
 #include "lathe/loop/ledger_file.h"
 #include "lathe/loop/memory_check.h"
 #include "lathe/loop/memory_report.h"
+#include "lathe/mesh/ledger.h"
 
 namespace lathe {
 namespace {

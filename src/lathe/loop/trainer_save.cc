@@ -48,11 +48,9 @@ void Trainer::write_checkpoint(const CheckpointName& name, const TrainState& sta
                                std::vector<std::vector<double>> old_logprobs) {
   const bool in_step = name.micro_batches > 0;
   for (std::vector<double>& values : old_logprobs) {
-    communicator_->all_reduce_sum({.axes = kAxesRows,
-                                   .phase = Phase::kUpdate,
-                                   .tensor = "old_logprobs",
-                                   .channel = Channel::kSaver},
-                                  values);
+    communicator_->all_reduce_sum(
+        {.axes = kAxesRows, .phase = Phase::kUpdate, .tensor = "old_logprobs", .channel = Channel::kSaver},
+        values);
   }
   const auto fill = [&](const std::string& to) {
     communicator_->barrier(Channel::kSaver);
@@ -94,9 +92,9 @@ void Trainer::finish_save() {
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::kRetryable) throw;
     const std::vector<CheckpointName> complete = checkpoints_.complete();
-    const std::string newest =
-        complete.empty() ? "there is no checkpoint yet"
-                         : "the newest checkpoint is " + checkpoints_.path_of(complete.back());
+    const std::string newest = complete.empty()
+                                   ? "there is no checkpoint yet"
+                                   : "the newest checkpoint is " + checkpoints_.path_of(complete.back());
     throw Error(e.kind(), "", e.what(), fmt::format("{}; {}", e.hint(), newest));
   }
   print_(fmt::format("checkpoint: {}", checkpoints_.path_of(*saved_)));
