@@ -109,22 +109,7 @@ std::shared_ptr<PreparedMicroBatch> Engine::prepare(MicroBatch micro_batch) {
         place_tokens(layer, config_.num_experts_per_tok, "batch.forced_experts"));
   }
 
-  std::vector<int32_t> hidden_index;
-  std::vector<int32_t> targets;
-  std::vector<double> temperature;
-  for (size_t i = 0; i < host.hidden_index.size(); ++i) {
-    const int64_t row = host.hidden_index[i] / host.row_length;
-    const int64_t position = host.hidden_index[i] % host.row_length - begin;
-    if (position < 0 || position >= length) continue;
-    prepared->scored.push_back(i);
-    hidden_index.push_back(static_cast<int32_t>(row * length + position));
-    targets.push_back(host.targets[i]);
-    temperature.push_back(host.temperature[i]);
-  }
-  const Shape scored{static_cast<int64_t>(targets.size())};
-  prepared->hidden_index = place(hidden_index, scored, "batch.hidden_index");
-  prepared->targets = place(targets, scored, "batch.targets");
-  prepared->temperature = upload(temperature, "batch.temperature");
+  prepare_scored(*prepared);
   return prepared;
 }
 

@@ -38,6 +38,8 @@ struct EngineOptions {
   HeadMode head_mode = HeadMode::kFused;
   bool known_cotangent = true;  // where the loss allows it
   int64_t head_chunk = 1024;    // of HeadMode::kChunked and kLocal
+  // Of kChunked under context parallelism: every rank runs over the chunks of whole rows, else over its own tokens.
+  bool replicate_sequence = true;
   ExpertPrefetch expert_prefetch = ExpertPrefetch::kNone;
   int64_t delta_rule_chunk = 64;
   bool exclude_padding_from_routing = true;
@@ -60,7 +62,14 @@ struct PreparedMicroBatch {
   Tensor ids, segments, positions;
   ContextShard context;
   Tensor hidden_index, targets, temperature;
+  // head.replicate_sequence: the scored tokens of all context ranks, by rank.
+  std::vector<int64_t> scored_by_rank;
+  Tensor all_targets, all_temperature;
   std::vector<Tensor> forced_experts;
+
+  [[nodiscard]] bool replicates() const { return !scored_by_rank.empty(); }
+  [[nodiscard]] ConstView head_targets() const { return replicates() ? all_targets : targets; }
+  [[nodiscard]] ConstView head_temperature() const { return replicates() ? all_temperature : temperature; }
 };
 
 // What happened in one optimizer step.
@@ -170,6 +179,7 @@ class Engine {
                                                               Channel channel) const;
   void restore_gradients(const std::string& path);
   [[nodiscard]] StepResult run_update(int64_t step);
+  void prepare_scored(PreparedMicroBatch& prepared) const;
   [[nodiscard]] BatchView batch_view(const PreparedMicroBatch& prepared) const;
   // The scored positions between the last layer and the loss (scored.h): gathered and normed; then their log-probs.
   struct Scored;
@@ -189,8 +199,10 @@ class Engine {
   // No cotangent depends on other tokens' log-probs, whatever they are.
   [[nodiscard]] bool may_know_cotangents() const;
   [[nodiscard]] ParameterRole head_table() const;
-  // The table as head.mode wants it: the one that is held, or gathered for every chunk.
-  [[nodiscard]] HeadTable table_of(const Scored& scored, Phase phase) const;
+  template <typename Fn>
+  void for_each_chunk(const Scored& scored, Phase phase, const Fn& fn);
+  void gather_sequence(const PreparedMicroBatch& prepared, Scored& scored);
+  [[nodiscard]] int64_t common_chunks(int64_t tokens);
   [[nodiscard]] HeadParams head_params() const;
   [[nodiscard]] LossResult loss_of(const MicroBatch& batch, const TokenScores& scores) const;
   [[nodiscard]] LossResult loss_of(const MicroBatch& batch, const TokenScores& scores, size_t begin,

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "lathe/mesh/plan_communicator.h"
+
 namespace lathe {
 
 MicroBatch largest_micro_batch(int64_t rows, int64_t row_length) {
@@ -34,7 +36,10 @@ RehearsedPeak Engine::rehearse(const MicroBatch& micro_batch, int64_t kept_layer
                .isa = device_.options.isa,
                .poison = false,
                .float_type = device_.float_type()});
-  const std::unique_ptr<Communicator> communicator = make_solo_communicator();
+  const std::unique_ptr<Communicator> communicator =
+      communicator_.mesh().size() == 1
+          ? make_solo_communicator()
+          : make_plan_communicator(communicator_.mesh(), communicator_.rank(), *plan.memory);
   Log silent(false);
   Engine engine(plan, *communicator, config_, store_->layout(), options_, silent);
   engine.keep_last_layers(kept_layers);

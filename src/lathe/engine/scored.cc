@@ -2,12 +2,52 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
+#include <numeric>
 #include <utility>
 
 #include "lathe/head/known_cotangent.h"
 
 namespace lathe {
+
+// Which scored tokens are predicted from positions of this rank.
+void Engine::prepare_scored(PreparedMicroBatch& prepared) const {
+  const MicroBatch& host = prepared.host;
+  const int shards = communicator_.size(kAxisContext);
+  const int64_t length = prepared.shard_length;
+  struct Arrays {
+    std::vector<int32_t> hidden_index, targets;
+    std::vector<double> temperature;
+  };
+  std::vector<Arrays> by_rank(static_cast<size_t>(shards));
+  for (size_t i = 0; i < host.hidden_index.size(); ++i) {
+    const int64_t row = host.hidden_index[i] / host.row_length;
+    const int64_t position = host.hidden_index[i] % host.row_length;
+    const int64_t rank = position / length;
+    Arrays& arrays = by_rank[static_cast<size_t>(rank)];
+    arrays.hidden_index.push_back(static_cast<int32_t>(row * length + position % length));
+    arrays.targets.push_back(host.targets[i]);
+    arrays.temperature.push_back(host.temperature[i]);
+    if (rank == communicator_.index(kAxisContext)) prepared.scored.push_back(i);
+  }
+  const auto place = [&](const std::vector<int32_t>& values, const char* name) {
+    Tensor out = device_.indices(Shape{static_cast<int64_t>(values.size())}, name);
+    device_.memory->copy_from_host(out, values.data());
+    return out;
+  };
+  const Arrays& own = by_rank[static_cast<size_t>(communicator_.index(kAxisContext))];
+  prepared.hidden_index = place(own.hidden_index, "batch.hidden_index");
+  prepared.targets = place(own.targets, "batch.targets");
+  prepared.temperature = upload(own.temperature, "batch.temperature");
+  if (shards == 1 || options_.head_mode != HeadMode::kChunked || !options_.replicate_sequence) return;
+  Arrays all;
+  for (const Arrays& arrays : by_rank) {
+    prepared.scored_by_rank.push_back(static_cast<int64_t>(arrays.targets.size()));
+    all.targets.insert(all.targets.end(), arrays.targets.begin(), arrays.targets.end());
+    all.temperature.insert(all.temperature.end(), arrays.temperature.begin(), arrays.temperature.end());
+  }
+  prepared.all_targets = place(all.targets, "batch.targets, all");
+  prepared.all_temperature = upload(all.temperature, "batch.temperature, all");
+}
 
 Engine::Scored Engine::gather_scored(const PreparedMicroBatch& prepared, ConstView hidden, Phase phase) {
   const auto n = static_cast<int64_t>(prepared.scored.size());
@@ -15,39 +55,87 @@ Engine::Scored Engine::gather_scored(const PreparedMicroBatch& prepared, ConstVi
   // Gathered before the final norm: a row that is two thirds prompt costs a third.
   out.hidden = device_.activation(Shape{n, config_.hidden_size}, "head.hidden");
   device_.kernels.gather_rows(*device_.queue, hidden, prepared.hidden_index, out.hidden);
-  out.weights = store_->gather(kHeadUnit, phase);
   out.normed = device_.activation(Shape{n, config_.hidden_size}, "head.normed");
   out.rstd = device_.activation(Shape{n}, "head.rstd");
   device_.kernels.rmsnorm_forward(*device_.queue,
                                   {.eps = config_.rms_norm_eps, .offset = config_.norm_offset}, out.hidden,
-                                  out.weights[ParameterRole::kFinalNorm], out.normed, out.rstd);
-  if (options_.head_mode == HeadMode::kChunked) out.weights = {};
-  out.logprobs = device_.activation(Shape{n}, "head.logprobs");
-  out.entropy = device_.activation(Shape{n}, "head.entropy");
+                                  store_->whole(ParameterRole::kFinalNorm), out.normed, out.rstd);
+  if (options_.head_mode == HeadMode::kChunked) {
+    if (prepared.replicates()) gather_sequence(prepared, out);
+    out.chunks = common_chunks(out.input().dim(0));
+  } else {
+    out.table = store_->gather(kHeadUnit, phase);
+  }
+  const Shape scored{out.input().dim(0)};
+  out.logprobs = device_.activation(scored, "head.logprobs");
+  out.entropy = device_.activation(scored, "head.entropy");
   return out;
+}
+
+// The scored tokens of every context rank, by rank.
+void Engine::gather_sequence(const PreparedMicroBatch& prepared, Scored& scored) {
+  const int own = communicator_.index(kAxisContext);
+  const int64_t n =
+      std::accumulate(prepared.scored_by_rank.begin(), prepared.scored_by_rank.end(), int64_t{0});
+  scored.all_normed = device_.activation(Shape{n, config_.hidden_size}, "head.normed, all");
+  std::vector<SendPiece> sends;
+  std::vector<ReceivePiece> receives;
+  int64_t begin = 0;
+  for (int rank = 0; rank < communicator_.size(kAxisContext); ++rank) {
+    const int64_t count = prepared.scored_by_rank[static_cast<size_t>(rank)];
+    if (rank == own) scored.own_begin = begin;
+    if (prepared.scored_by_rank[static_cast<size_t>(own)] > 0) sends.push_back({rank, scored.normed});
+    if (count > 0) receives.push_back({rank, scored.all_normed.view().rows(begin, count)});
+    begin += count;
+  }
+  communicator_.send_recv(
+      {.axes = kAxisContext, .phase = Phase::kForward, .tensor = "head.hidden", .channel = Channel::kDevice},
+      sends, receives);
+}
+
+// Ranks that gather the table together make as many chunks as the one with the most.
+int64_t Engine::common_chunks(int64_t tokens) {
+  auto chunks = static_cast<double>((tokens + options_.head_chunk - 1) / options_.head_chunk);
+  communicator_.all_reduce_max(
+      {.axes = kAxesDense, .phase = Phase::kForward, .tensor = "head.chunks", .channel = Channel::kDevice},
+      std::span(&chunks, 1));
+  return std::max<int64_t>(static_cast<int64_t>(chunks), 1);
 }
 
 ParameterRole Engine::head_table() const {
   return config_.tie_word_embeddings ? ParameterRole::kEmbedding : ParameterRole::kLmHead;
 }
 
-HeadTable Engine::table_of(const Scored& scored, Phase phase) const {
-  if (options_.head_mode != HeadMode::kChunked) return scored.weights[head_table()];
-  return HeadTable([this, phase, held = std::make_shared<GatheredWeights>()] {
-    *held = {};  // the last chunk's table goes before the next one comes
-    *held = store_->gather(kHeadUnit, phase);
-    return (*held)[head_table()];
-  });
-}
-
 HeadParams Engine::head_params() const {
   return {.mode = options_.head_mode, .chunk = options_.head_chunk, .compute = options_.compute};
 }
 
+// fn(chunk, first token, tokens, table): `chunked` gathers the table for each of its chunks, also where this rank has no
+// token left; the others run over all tokens at once with the table they hold.
+template <typename Fn>
+void Engine::for_each_chunk(const Scored& scored, Phase phase, const Fn& fn) {
+  const int64_t n = scored.input().dim(0);
+  if (options_.head_mode != HeadMode::kChunked) {
+    fn(0, 0, n, scored.table[head_table()]);
+    return;
+  }
+  for (int64_t chunk = 0; chunk < scored.chunks; ++chunk) {
+    const int64_t begin = std::min(chunk * options_.head_chunk, n);
+    const GatheredWeights weights = store_->gather(kHeadUnit, phase);
+    fn(chunk, begin, std::min(options_.head_chunk, n - begin), weights[head_table()]);
+  }
+}
+
 TokenScores Engine::score_only(const PreparedMicroBatch& prepared, Scored& scored) {
-  lathe::score(device_, head_params(), scored.normed, table_of(scored, Phase::kForward), prepared.targets,
-               prepared.temperature, scored.logprobs, scored.entropy, scored.head);
-  return whole_rows(prepared, {download(scored.logprobs), download(scored.entropy)});
+  scored.head.resize(static_cast<size_t>(scored.chunks));
+  for_each_chunk(scored, Phase::kForward, [&](int64_t chunk, int64_t begin, int64_t count, ConstView table) {
+    lathe::score(device_, head_params(), scored.input().rows(begin, count), table,
+                 prepared.head_targets().rows(begin, count), prepared.head_temperature().rows(begin, count),
+                 scored.logprobs.view().rows(begin, count), scored.entropy.view().rows(begin, count),
+                 scored.head[static_cast<size_t>(chunk)]);
+  });
+  return whole_rows(prepared,
+                    {download(scored.own_part(scored.logprobs)), download(scored.own_part(scored.entropy))});
 }
 
 LossResult Engine::loss_of(const MicroBatch& batch, const TokenScores& scores) const {
@@ -116,7 +204,7 @@ bool Engine::may_know_cotangents() const {
 
 LossResult Engine::score_for_loss(const PreparedMicroBatch& prepared, Scored& scored) {
   if (may_know_cotangents() && !prepared.scored.empty()) {
-    const ConstView table = scored.weights[head_table()];
+    const ConstView table = scored.table[head_table()];
     const auto& temperatures = prepared.host.temperature;
     if (logits_are_finite(device_, scored.normed, table,
                           *std::min_element(temperatures.begin(), temperatures.end()))) {
@@ -167,24 +255,28 @@ LossResult Engine::score_with_known_cotangents(const PreparedMicroBatch& prepare
 }
 
 void Engine::backward_of_head(const PreparedMicroBatch& prepared, Scored& scored, const LossResult& loss) {
-  const auto n = static_cast<int64_t>(prepared.scored.size());
-  const Tensor d_logprobs = upload(here(prepared, loss.dlogprobs), "head.dlogprobs");
-  const Tensor d_entropy =
-      loss.dentropy.empty() ? Tensor() : upload(here(prepared, loss.dentropy), "head.dentropy");
+  const int64_t n = scored.input().dim(0);
+  // Cotangents of other ranks' tokens are theirs: 0 here.
+  const auto own = [&](const std::vector<double>& all) {
+    std::vector<double> out(static_cast<size_t>(n), 0.0);
+    const std::vector<double> values = here(prepared, all);
+    std::copy(values.begin(), values.end(), out.begin() + scored.own_begin);
+    return out;
+  };
+  const Tensor d_logprobs = upload(own(loss.dlogprobs), "head.dlogprobs");
+  const Tensor d_entropy = loss.dentropy.empty() ? Tensor() : upload(own(loss.dentropy), "head.dentropy");
   scored.d_normed = device_.activation(Shape{n, config_.hidden_size}, "head.dnormed");
-  // chunked hands the table's gradient over after every chunk, the others once, when the unit is finished.
-  const bool in_chunks = options_.head_mode == HeadMode::kChunked;
-  const int64_t step = in_chunks ? options_.head_chunk : std::max<int64_t>(n, 1);
-  for (int64_t begin = 0; begin == 0 || begin < n; begin += step) {
-    if (begin > 0) store_->finish_table(head_table());
-    const auto part = [&](ConstView x) { return x.rows(begin, std::min(step, n - begin)); };
+  for_each_chunk(scored, Phase::kBackward, [&](int64_t chunk, int64_t begin, int64_t count, ConstView table) {
+    // chunked hands the table's gradient over after every chunk, the others once, when the unit is finished.
+    if (chunk > 0) store_->finish_table(head_table());
+    const auto part = [&](ConstView x) { return x.rows(begin, count); };
     const GradientTarget target = store_->product_target(head_table());
-    score_backward(
-        device_, head_params(), part(d_logprobs), d_entropy.empty() ? ConstView() : part(d_entropy),
-        part(scored.normed), table_of(scored, Phase::kBackward), part(prepared.targets),
-        part(prepared.temperature), part(scored.entropy), part(scored.head.stats),
-        scored.d_normed.view().rows(begin, std::min(step, n - begin)), target.view, target.accumulate);
-  }
+    score_backward(device_, head_params(), part(d_logprobs),
+                   d_entropy.empty() ? ConstView() : part(d_entropy), part(scored.input()), table,
+                   part(prepared.head_targets()), part(prepared.head_temperature()), part(scored.entropy),
+                   scored.head[static_cast<size_t>(chunk)].stats, scored.d_normed.view().rows(begin, count),
+                   target.view, target.accumulate);
+  });
 }
 
 Tensor Engine::backward_from_scores(const PreparedMicroBatch& prepared, Scored& scored,
@@ -194,15 +286,15 @@ Tensor Engine::backward_from_scores(const PreparedMicroBatch& prepared, Scored& 
   const int64_t tokens = prepared.host.rows * prepared.shard_length;
   Tensor d_hidden = device_.activation(Shape{tokens, config_.hidden_size}, "dhidden");
   if (scored.d_normed.empty()) backward_of_head(prepared, scored, loss);
-  if (options_.head_mode == HeadMode::kChunked) scored.weights = store_->gather(kHeadUnit, Phase::kBackward);
   Tensor d_scored = device_.activation(Shape{n, config_.hidden_size}, "head.dhidden");
   Tensor scratch = device_.scratch(rmsnorm_backward_scratch(n, config_.hidden_size), "head.norm partials");
   device_.kernels.rmsnorm_backward(queue, {.eps = config_.rms_norm_eps, .offset = config_.norm_offset},
-                                   scored.d_normed, scored.hidden, scored.weights[ParameterRole::kFinalNorm],
-                                   scored.rstd, d_scored, store_->target(ParameterRole::kFinalNorm), scratch);
+                                   scored.own_part(scored.d_normed), scored.hidden,
+                                   store_->whole(ParameterRole::kFinalNorm), scored.rstd, d_scored,
+                                   store_->target(ParameterRole::kFinalNorm), scratch);
   device_.kernels.fill(queue, 0, d_hidden);
   device_.kernels.scatter_add_rows(queue, d_scored, prepared.hidden_index, d_hidden);
-  scored.weights = {};
+  scored.table = {};
   store_->finish(kHeadUnit);
   return d_hidden;
 }

@@ -54,6 +54,7 @@ EngineOptions engine_options(const RunConfig& config, const DeviceOptions& devic
   options.known_cotangent = config.head.known_cotangent == "auto";
   notes->emplace_back("head.mode", head_mode_choice(config.head));
   notes->emplace_back("head.known_cotangent", known_cotangent_choice(config));
+  options.replicate_sequence = config.head.replicate_sequence != "never";
   options.expert_prefetch = config.moe.expert_weight_prefetch == "none" ? ExpertPrefetch::kNone
                             : config.moe.expert_weight_prefetch == "forward"
                                 ? ExpertPrefetch::kForward

@@ -240,6 +240,12 @@ GatheredWeights ParameterStore::start_gather(int unit, Phase phase) {
   return out;
 }
 
+ConstView ParameterStore::whole(ParameterRole role, int layer) const {
+  const Parameter& p = parameters_[index_of(role, layer)];
+  LATHE_CHECK(!p.sharded(), "{} is cut over ranks", p.spec->name());
+  return p.value();
+}
+
 void ParameterStore::prefetch(int unit, Phase phase) {
   if (communicator_.size(kAxesDense) == 1 || !options_.prefetch) return;
   if (prefetched_.count(unit) == 0) prefetched_[unit] = {phase, start_gather(unit, phase)};

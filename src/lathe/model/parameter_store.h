@@ -102,6 +102,8 @@ class ParameterStore {
   void load(const HfFolder& folder, const std::function<void(int64_t)>& on_numbers = {});
 
   [[nodiscard]] GatheredWeights gather(int unit, Phase phase);
+  // A parameter that is whole on every rank.
+  [[nodiscard]] ConstView whole(ParameterRole role, int layer = -1) const;
   // gather(unit, phase) comes soon: its exchanges start now.
   void prefetch(int unit, Phase phase);
 
