@@ -84,7 +84,7 @@ std::vector<TinyTrajectory> random_trajectories(const ModelConfig& config, const
 }
 
 std::vector<MicroBatch> tiny_batches(const std::vector<TinyTrajectory>& trajectories,
-                                     const TinyPacking& packing, bool with_old) {
+                                     const TinyPacking& packing, bool with_old, const RowShare& share) {
   std::vector<Trajectory> full;
   std::vector<std::vector<double>> advantages;
   std::vector<int64_t> lengths;
@@ -109,7 +109,9 @@ std::vector<MicroBatch> tiny_batches(const std::vector<TinyTrajectory>& trajecto
                                .pad_alignment = 4096};
   std::vector<MicroBatch> out;
   for (const PackedMicroBatch& packed : pack(lengths, options)) {
-    out.push_back(build_micro_batch(packed, full, advantages, packing.row_length, {}));
+    MicroBatchOptions building;
+    building.share = share;
+    out.push_back(build_micro_batch(packed, full, advantages, packing.row_length, building));
   }
   return out;
 }
@@ -132,10 +134,10 @@ EngineOptions tiny_options() {
 }
 
 TinyEngine::TinyEngine(const ModelConfig& config, const DeviceOptions& device, const EngineOptions& options,
-                       uint64_t seed)
+                       uint64_t seed, const CommunicatorFactory& communicator)
     : config_(config),
       device_(std::make_unique<Device>(device)),
-      communicator_(make_solo_communicator()),
+      communicator_(communicator ? communicator(*device_->memory) : make_solo_communicator()),
       log_(std::make_unique<Log>(false)) {
   engine_ = std::make_unique<Engine>(*device_, *communicator_, config_,
                                      layout_from_names(config_, HfNaming{}), options, *log_);

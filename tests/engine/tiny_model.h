@@ -31,13 +31,14 @@ struct TinyPacking {
 };
 // Packed by data/packing; old log-probs around -2 when `with_old`.
 [[nodiscard]] std::vector<MicroBatch> tiny_batches(const std::vector<TinyTrajectory>& trajectories,
-                                                   const TinyPacking& packing, bool with_old);
+                                                   const TinyPacking& packing, bool with_old,
+                                                   const RowShare& share = {});
 
 // Device, communicator and engine of a model with weights that depend on the seed alone.
 class TinyEngine {
  public:
   TinyEngine(const ModelConfig& config, const DeviceOptions& device, const EngineOptions& options,
-             uint64_t seed = 7);
+             uint64_t seed = 7, const CommunicatorFactory& communicator = {});
 
   Engine& engine() { return *engine_; }
   Device& device() { return *device_; }

@@ -108,7 +108,7 @@ class Request {
   Request() = default;
   explicit Request(std::unique_ptr<Work> work) : work_(std::move(work)) {}
   Request(Request&&) noexcept = default;
-  Request& operator=(Request&& other);
+  Request& operator=(Request&& other) noexcept;
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
   ~Request();

@@ -72,7 +72,7 @@ const char* phase_name(Phase phase) {
   return "?";
 }
 
-Request& Request::operator=(Request&& other) {
+Request& Request::operator=(Request&& other) noexcept {
   wait();
   work_ = std::move(other.work_);
   return *this;

@@ -1,0 +1,156 @@
+// A step on many ranks against the same step on one: every gradient, the loss, the weights after it.
+#include <cmath>
+#include <mutex>
+
+#include <gtest/gtest.h>
+
+#include "support/run_ranks.h"
+
+#include "engine/tiny_model.h"
+
+namespace lathe::test {
+namespace {
+
+struct MeshCase {
+  MeshShape mesh;
+  std::vector<LayerKind> layers;
+  HeadMode head = HeadMode::kFused;
+  bool known = true;
+  bool tied = false;
+  RematPolicy remat = RematPolicy::kNone;
+  bool replicate = true;
+};
+
+std::vector<LayerKind> dense_layers() {
+  return {{MixerKind::kLinearAttention, MlpKind::kDense}, {MixerKind::kFullAttention, MlpKind::kDense}};
+}
+
+EngineOptions options_of(const MeshCase& c) {
+  EngineOptions options = tiny_options();
+  options.head_mode = c.head;
+  options.known_cotangent = c.known;
+  options.remat = c.remat;
+  options.replicate_sequence = c.replicate;
+  options.head_chunk = 7;
+  return options;
+}
+
+std::vector<MicroBatch> batches_of(const ModelConfig& config, const MeshShape& mesh, int rank) {
+  const auto trajectories = random_trajectories(config, {61, 40, 22, 17, 9, 30, 3, 58}, 5);
+  const RowShare share{.index = mesh.index(rank, kAxesRows),
+                       .count = mesh.size(kAxesRows),
+                       .length_multiple = row_multiple(mesh.context)};
+  return tiny_batches(trajectories, {.rows = 3, .row_length = 64}, true, share);
+}
+
+struct OneRank {
+  std::vector<std::vector<double>> gradients;
+  StepResult result;
+  std::vector<std::vector<double>> values;
+};
+
+OneRank run_one(const ModelConfig& config, const MeshCase& c) {
+  OneRank out;
+  const std::vector<MicroBatch> batches = batches_of(config, {}, 0);
+  TinyEngine tiny(config, ref_f64(), options_of(c));
+  tiny.engine().keep_last_layers(c.remat == RematPolicy::kFull ? 0 : config.num_layers());
+  out.gradients = tiny.gradients(batches);
+  TinyEngine again(config, ref_f64(), options_of(c));
+  again.engine().keep_last_layers(c.remat == RematPolicy::kFull ? 0 : config.num_layers());
+  out.result = again.step(batches);
+  out.values = again.values();
+  return out;
+}
+
+void expect_close(const std::vector<double>& got, const std::vector<double>& want, int64_t first,
+                  const std::string& what, double bound) {
+  double largest = 0;
+  for (const double x : want) largest = std::max(largest, std::abs(x));
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_NEAR(got[i], want[static_cast<size_t>(first) + i], bound * largest + 1e-13)
+        << what << " element " << first + static_cast<int64_t>(i);
+  }
+}
+
+void expect_same_step(const MeshCase& c) {
+  const ModelConfig config = tiny_config(c.layers, c.tied);
+  const OneRank one = run_one(config, c);
+  run_ranks_of(c.mesh, [&](ThreadWorld& world, int rank) {
+    const std::vector<MicroBatch> batches = batches_of(config, c.mesh, rank);
+    const auto make = [&](DeviceMemory& memory) { return world.communicator(rank, memory); };
+    TinyEngine tiny(config, ref_f64(), options_of(c), 7, make);
+    Engine& engine = tiny.engine();
+    engine.keep_last_layers(c.remat == RematPolicy::kFull ? 0 : config.num_layers());
+    for (const MicroBatch& batch : batches) engine.fwd_bwd(engine.prepare(batch));
+    engine.wait_for_device();
+    engine.device_thread().run([&] { engine.store().reduce_replicas(); });
+    const std::vector<std::vector<double>> gradients = tiny.gradients({});
+    for (size_t p = 0; p < gradients.size(); ++p) {
+      const Parameter& parameter = engine.store().parameters()[p];
+      expect_close(gradients[p], one.gradients[p], parameter.shard.begin,
+                   fmt::format("rank {}: {}", rank, parameter.spec->name()), 1e-10);
+    }
+    auto update = engine.update();
+    const StepResult result = engine.result_of(update);
+    EXPECT_NEAR(result.loss, one.result.loss, 1e-11);
+    EXPECT_DOUBLE_EQ(result.denominator, one.result.denominator);
+    EXPECT_NEAR(result.update.grad_norm, one.result.update.grad_norm, 1e-10 * one.result.update.grad_norm);
+    EXPECT_NEAR(result.stats.mismatch_tokens, one.result.stats.mismatch_tokens, 0);
+    EXPECT_NEAR(result.stats.ppo_kl_num, one.result.stats.ppo_kl_num, 1e-9);
+    EXPECT_DOUBLE_EQ(result.stats.sequences, one.result.stats.sequences);
+    EXPECT_NEAR(result.moe_max_load, one.result.moe_max_load, 1e-12);
+    const std::vector<std::vector<double>> values = tiny.values();
+    for (size_t p = 0; p < values.size(); ++p) {
+      const Parameter& parameter = engine.store().parameters()[p];
+      expect_close(values[p], one.values[p], parameter.shard.begin,
+                   fmt::format("rank {}: value of {}", rank, parameter.spec->name()), 1e-7);
+    }
+  });
+}
+
+TEST(MeshStep, WeightsCutOverFsdp) {
+  expect_same_step({.mesh = {.fsdp = 2}, .layers = hybrid_layers()});
+  expect_same_step({.mesh = {.fsdp = 3}, .layers = dense_layers(), .tied = true});
+  expect_same_step({.mesh = {.fsdp = 2}, .layers = hybrid_layers(), .remat = RematPolicy::kFull});
+}
+
+TEST(MeshStep, DataReplicas) {
+  expect_same_step({.mesh = {.data = 2}, .layers = hybrid_layers()});
+  expect_same_step({.mesh = {.data = 2, .fsdp = 2}, .layers = hybrid_layers(), .tied = true});
+}
+
+TEST(MeshStep, MoreRanksThanRows) {
+  expect_same_step({.mesh = {.data = 2, .fsdp = 2}, .layers = dense_layers()});
+}
+
+TEST(MeshStep, EveryHeadMode) {
+  for (const HeadMode mode : {HeadMode::kChunked, HeadMode::kLocal, HeadMode::kFused}) {
+    for (const bool known : {true, false}) {
+      expect_same_step({.mesh = {.fsdp = 2}, .layers = dense_layers(), .head = mode, .known = known});
+    }
+  }
+}
+
+TEST(MeshStep, PositionsCutOverContext) {
+  for (const int ranks : {2, 4}) {
+    expect_same_step({.mesh = {.context = ranks}, .layers = dense_layers()});
+    expect_same_step(
+        {.mesh = {.context = ranks}, .layers = dense_layers(), .tied = true, .remat = RematPolicy::kFull});
+  }
+  expect_same_step({.mesh = {.fsdp = 2, .context = 2}, .layers = dense_layers()});
+}
+
+TEST(MeshStep, EveryHeadModeUnderContext) {
+  for (const HeadMode mode : {HeadMode::kChunked, HeadMode::kLocal, HeadMode::kFused}) {
+    for (const bool replicate : {true, false}) {
+      expect_same_step({.mesh = {.context = 2},
+                        .layers = dense_layers(),
+                        .head = mode,
+                        .known = false,
+                        .replicate = replicate});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lathe::test
