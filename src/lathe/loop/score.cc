@@ -8,6 +8,7 @@
 #include "lathe/io/files.h"
 #include "lathe/loop/memory_check.h"
 #include "lathe/loop/setup.h"
+#include "lathe/mesh/mpi.h"
 
 namespace lathe {
 namespace {
@@ -126,7 +127,7 @@ std::vector<LineScores> score_lines(Engine& engine, const RolloutFile& file, con
 }  // namespace
 
 ScoreSummary score(const RunConfig& config, const std::string& rollouts, const std::string& out, Log& log,
-                   const CommunicatorFactory& make_communicator) {
+                   const CommunicatorFactory& factory) {
   Notes notes;
   const DeviceOptions device_settings = device_options(config, &notes);
   const LoadedModel model = open_model(config.model.path, log);
@@ -143,7 +144,7 @@ ScoreSummary score(const RunConfig& config, const std::string& rollouts, const s
   check_memory(config, model.config, packing.row_length, /*trains=*/false, available_memory_bytes());
   Device device(device_settings);
   const std::unique_ptr<Communicator> communicator =
-      make_communicator ? make_communicator(*device.memory) : make_solo_communicator();
+      factory ? factory(*device.memory) : make_communicator(mesh_shape(config.mesh), *device.memory);
   MicroBatchOptions batching = micro_batch_options(config, model.config, *communicator);
   batching.score_all_completion_tokens = true;
   batching.file = file.path;

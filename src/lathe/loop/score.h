@@ -25,6 +25,6 @@ struct ScoreSummary {
 
 // config.model.path and the sections model, data, head, mesh, run.threads are used. Writes `out` beside and renames.
 [[nodiscard]] ScoreSummary score(const RunConfig& config, const std::string& rollouts, const std::string& out,
-                                 Log& log, const CommunicatorFactory& make_communicator = {});
+                                 Log& log, const CommunicatorFactory& factory = {});
 
 }  // namespace lathe

@@ -21,8 +21,7 @@ struct Setting {
 };
 
 struct TrainOptions {
-  CommunicatorFactory communicator;  // absent: one rank. Every rank calls train
-  std::string ledger_out;            // file for what the first step exchanged
+  CommunicatorFactory communicator;  // absent: of the ranks that were started. Every rank calls train
   bool dry_run = false;
   std::string gradients_out;      // file for the first step's gradients
   std::string ledger_out;         // file for what the first step exchanged (ledger_file.h)

@@ -9,6 +9,7 @@
 #include "lathe/loop/memory_check.h"
 #include "lathe/loop/memory_report.h"
 #include "lathe/mesh/ledger.h"
+#include "lathe/mesh/mpi.h"
 
 namespace lathe {
 namespace {
@@ -54,7 +55,8 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
       }),
       device_options_(device_options(config, &notes_)),
       device_(device_options_),
-      communicator_(options.communicator ? options.communicator(*device_.memory) : make_solo_communicator()),
+      communicator_(options.communicator ? options.communicator(*device_.memory)
+                                         : make_communicator(mesh_shape(config.mesh), *device_.memory)),
       folder_(run_folder(config, options, *communicator_, log)),
       checkpoints_(RunFolder::checkpoints_of(config.run.dir)),
       resume_(resume_point(config, options, log)),

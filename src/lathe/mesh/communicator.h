@@ -116,6 +116,7 @@ class Request {
   [[nodiscard]] bool pending() const { return work_ != nullptr; }
 
  private:
+  void end() noexcept;
   std::unique_ptr<Work> work_;
 };
 

@@ -73,15 +73,19 @@ const char* phase_name(Phase phase) {
 }
 
 Request& Request::operator=(Request&& other) noexcept {
-  wait();
+  end();
   work_ = std::move(other.work_);
   return *this;
 }
 
 Request::~Request() {
+  end();
+}
+
+void Request::end() noexcept {
   try {
     wait();
-  } catch (...) {  // whoever needs the result waits, and hears of it
+  } catch (...) {  // NOLINT: whoever needs the result waits, and hears of it
   }
 }
 
