@@ -1,6 +1,8 @@
 // Rows cut over context ranks give what one rank gives; and what is exchanged is needed.
 #include <algorithm>
 
+#include "lathe/model/context_heads.h"
+
 #include "model/sharded_decoder.h"
 
 namespace lathe::test {
@@ -27,6 +29,7 @@ ShardedRun base_run(std::vector<LayerKind> layers, const std::vector<int32_t>& s
   run.segments = segments;
   run.device = device_of("ref", DType::kF64);
   run.options.delta_rule_chunk = 16;
+  run.options.delta_context = DeltaContext::kSequence;
   return run;
 }
 
@@ -90,6 +93,36 @@ TEST(ContextParallel, GatedDeltaRuleEqualsOneRank) {
       expect_equal(on_ranks(run, context), one, 1e-11, fmt::format("{} on {}", layout.name, context));
       if (HasFailure()) return;
     }
+  }
+}
+
+TEST(ContextParallel, GatedDeltaRuleByHeadsEqualsOneRank) {
+  for (const Layout& layout : kLayouts) {
+    ShardedRun run = layout_run({kDelta, kDelta}, layout);
+    run.config.linear_num_key_heads = 4;
+    run.config.linear_num_value_heads = 8;
+    const Results one = run_sharded(run);
+    run.options.delta_context = DeltaContext::kHeads;
+    for (const int context : {2, 4}) {
+      expect_equal(on_ranks(run, context), one, 1e-11, fmt::format("{} on {}", layout.name, context));
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST(ContextParallel, HeadsMustDivide) {
+  const ModelConfig config = small_config({kDelta});  // two key heads
+  EXPECT_EQ(resolve_delta_context(config, DeltaContext::kAuto, 2), DeltaContext::kHeads);
+  EXPECT_EQ(resolve_delta_context(config, DeltaContext::kAuto, 4), DeltaContext::kSequence);
+  EXPECT_EQ(resolve_delta_context(config, DeltaContext::kSequence, 2), DeltaContext::kSequence);
+  EXPECT_EQ(resolve_delta_context(config, DeltaContext::kHeads, 2), DeltaContext::kHeads);
+  try {
+    static_cast<void>(resolve_delta_context(config, DeltaContext::kHeads, 4));
+    FAIL() << "2 heads on 4 ranks";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("2 key heads do not divide among 4 context ranks"),
+              std::string::npos)
+        << error.what();
   }
 }
 
@@ -164,6 +197,8 @@ TEST_P(PlantedFault, IsNoticed) {
   const Fault& fault = GetParam();
   const LayerKind layer{fault.mixer, MlpKind::kDense};
   ShardedRun run = layout_run({layer, layer}, kLayouts[4]);
+  run.config.linear_num_key_heads = 4;
+  if (fault.dropped.tensor.starts_with("delta.heads")) run.options.delta_context = DeltaContext::kHeads;
   const Results one = run_sharded(run);
   run.dropped = &fault.dropped;
   for (const int context : {2, 4}) EXPECT_GT(difference(on_ranks(run, context), one), 1e-4) << context;
@@ -177,6 +212,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Fault{"NoHaloGradient", kRule, {"delta.conv_halo", Phase::kBackward}},
                     Fault{"NoStateComposition", kRule, {"delta.state", Phase::kForward}},
                     Fault{"NoStateGradientComposition", kRule, {"delta.dstate", Phase::kBackward}},
+                    Fault{"NoInputsByHead", kRule, {"delta.heads", Phase::kForward}},
+                    Fault{"NoInputGradientsByHead", kRule, {"delta.heads", Phase::kBackward}},
+                    Fault{"NoOutputsByHead", kRule, {"delta.heads_o", Phase::kForward}},
+                    Fault{"NoOutputGradientsByHead", kRule, {"delta.heads_o", Phase::kBackward}},
                     Fault{"NoGatherOfKeysAndValues", kFull, {"attention.kv", Phase::kForward}},
                     Fault{"NoReductionOfKeyAndValueGradients", kFull, {"attention.kv", Phase::kBackward}},
                     Fault{"NoFirstHalfOfQueries", kFull, {"attention.q", Phase::kForward, 0}},

@@ -23,6 +23,13 @@ using AddScaledRows = void(Queue& queue, ConstView x, ConstView scale, View out)
 using GatherRows = void(Queue& queue, ConstView x, ConstView index, View y);
 // y[index[i], :] += x[i, :]; the indices are distinct.
 using ScatterAddRows = void(Queue& queue, ConstView x, ConstView index, View y);
+// y[r, to + i] = x[r, from + i] for i < columns; x: [rows, any], y: [rows, any].
+struct CopyColumnsParams {
+  int64_t from = 0;
+  int64_t to = 0;
+  int64_t columns = 0;
+};
+using CopyColumns = void(Queue& queue, const CopyColumnsParams& params, ConstView x, View y);
 // Sum of squares of x (f32, bf16 or f64), in f64 over blocks of fixed size added in order: the same for any thread count.
 // Returned to the host: a device that computes nothing answers 1.
 using SumOfSquares = double(Queue& queue, ConstView x);

@@ -137,6 +137,26 @@ void sigmoid_backward(Queue& queue, ConstView dy, ConstView y, View dx) {
   });
 }
 
+void copy_columns(Queue& queue, const CopyColumnsParams& p, ConstView x, View y) {
+  const int64_t rows = x.dim(0);
+  const int64_t in_width = x.dim(1);
+  const int64_t out_width = y.dim(1);
+  check_shape("copy_columns", "y", y, Shape{rows, out_width});
+  LATHE_CHECK(p.from >= 0 && p.to >= 0 && p.columns >= 0 && p.from + p.columns <= x.dim(1) &&
+                  p.to + p.columns <= y.dim(1),
+              "copy_columns: {} columns from {} of {} to {} of {}", p.columns, p.from, x.dim(1), p.to,
+              y.dim(1));
+  const float* in = elements<float>(x) + p.from;
+  float* out = elements<float>(y) + p.to;
+  for_row_blocks(queue, rows, p.columns, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const float* from = in + r * in_width;
+      float* to = out + r * out_width;
+      for (int64_t c = 0; c < p.columns; ++c) to[c] = from[c];
+    }
+  });
+}
+
 void add_scaled_rows(Queue& queue, ConstView x, ConstView scale, View out) {
   const int64_t rows = x.dim(0);
   const int64_t cols = x.dim(1);
@@ -244,6 +264,7 @@ void register_elementwise(KernelTable& table) {
   table.cast = cast;
   table.sigmoid_forward = sigmoid_forward;
   table.sigmoid_backward = sigmoid_backward;
+  table.copy_columns = copy_columns;
   table.add_scaled_rows = add_scaled_rows;
   table.gather_rows = gather_rows;
   table.scatter_add_rows = scatter_add_rows;

@@ -97,6 +97,21 @@ void sigmoid_backward(Queue& /*queue*/, ConstView dy, ConstView y, View dx) {
   });
 }
 
+void copy_columns(Queue& /*queue*/, const CopyColumnsParams& p, ConstView x, View y) {
+  check_shape("copy_columns", "y", y, Shape{x.dim(0), y.dim(1)});
+  LATHE_CHECK(p.from >= 0 && p.to >= 0 && p.columns >= 0 && p.from + p.columns <= x.dim(1) &&
+                  p.to + p.columns <= y.dim(1),
+              "copy_columns: {} columns from {} of {} to {} of {}", p.columns, p.from, x.dim(1), p.to,
+              y.dim(1));
+  with_float_type(x.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    for (int64_t r = 0; r < x.dim(0); ++r) {
+      for (int64_t c = 0; c < p.columns; ++c)
+        elements<T>(y)[r * y.dim(1) + p.to + c] = elements<T>(x)[r * x.dim(1) + p.from + c];
+    }
+  });
+}
+
 void add_scaled_rows(Queue& /*queue*/, ConstView x, ConstView scale, View out) {
   const int64_t rows = x.dim(0);
   const int64_t cols = x.dim(1);
@@ -167,6 +182,7 @@ void register_elementwise(KernelTable& table) {
   table.cast = cast;
   table.sigmoid_forward = sigmoid_forward;
   table.sigmoid_backward = sigmoid_backward;
+  table.copy_columns = copy_columns;
   table.add_scaled_rows = add_scaled_rows;
   table.gather_rows = gather_rows;
   table.scatter_add_rows = scatter_add_rows;

@@ -36,6 +36,7 @@ namespace lathe {
   X(CausalConvBackward, causal_conv_backward)                       \
   X(CausalConvForward, causal_conv_forward)                         \
   X(CausalConvTail, causal_conv_tail)                               \
+  X(CopyColumns, copy_columns)                                      \
   X(DeltaGatesBackward, delta_gates_backward)                       \
   X(DeltaGatesForward, delta_gates_forward)                         \
   X(EmbeddingBackward, embedding_backward)                          \

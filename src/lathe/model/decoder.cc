@@ -1,8 +1,12 @@
 #include "lathe/model/decoder.h"
 
+#include "lathe/model/context_heads.h"
+
 namespace lathe {
 
 Decoder::Decoder(const ModelContext& context) : context_(context) {
+  context_.options.delta_context = resolve_delta_context(context_.config, context_.options.delta_context,
+                                                         context_.communicator.size(kAxisContext));
   int moe = 0;
   for (const LayerKind& layer : context_.config.layers) {
     moe_index_.push_back(layer.mlp == MlpKind::kMoe ? moe++ : -1);

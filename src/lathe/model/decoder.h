@@ -16,12 +16,16 @@
 
 namespace lathe {
 
+// How context ranks share the gated delta rule (context_heads.h).
+enum class DeltaContext : uint8_t { kAuto, kSequence, kHeads };
+
 struct DecoderOptions {
   // Of the matrix products of backward: f32 or bf16 (rounded inputs, f32 sums). Those of forward are f32 always: experts
   // are chosen by what they give, and rounding to bf16 flips near ties.
   DType compute = DType::kF32;
   int64_t delta_rule_chunk = 64;
   bool context_balance = true;  // of attention, over context ranks (context_shard.h)
+  DeltaContext delta_context = DeltaContext::kAuto;
   bool exclude_padding_from_routing = true;
 };
 
