@@ -173,6 +173,27 @@ TEST(GatherRows, PicksRowsAndScatterIsItsTranspose) {
   }
 }
 
+TEST(CopyColumns, MovesTheColumnsAsked) {
+  const HostArray x = random_array(Shape{70, 9}, 1);
+  const HostArray before = random_array(Shape{70, 7}, 2);
+  for (const CopyColumnsParams& p : {CopyColumnsParams{2, 1, 5}, {0, 0, 7}, {8, 6, 1}, {4, 3, 0}}) {
+    const KernelRun run = [&](const Device& d) {
+      const Tensor y = to_device(d, before);
+      d.kernels.copy_columns(*d.queue, p, to_device(d, x), y);
+      return std::vector<HostArray>{to_host(d, y)};
+    };
+    expect_parity(fmt::format("{} columns", p.columns), run);
+    HostArray expected = before;
+    for (int64_t r = 0; r < 70; ++r) {
+      for (int64_t c = 0; c < p.columns; ++c) expected[r * 7 + p.to + c] = x[r * 9 + p.from + c];
+    }
+    expect_same(run(make_ref_device())[0], expected, "copied");
+  }
+  const Device ref = make_ref_device();
+  const Tensor y = to_device(ref, before);
+  EXPECT_THROW(ref.kernels.copy_columns(*ref.queue, {3, 1, 7}, to_device(ref, x), y), Error);
+}
+
 TEST(GatherRows, IndicesOutOfRangeAreCaught) {
   for (const Device& device : all_devices()) {
     if (device.options.threads > 1) continue;  // an exception does not leave a parallel region

@@ -140,6 +140,21 @@ TEST(GatedDeltaRuleSummary, LongSlowStatesAndAlikeKeys) {
   }
 }
 
+TEST(GatedDeltaRuleSummary, AVanishedTransitionIsZero) {
+  const GatedDeltaRuleParams p{1, 300, 1, 2, 24, 20, 64};
+  DeltaCase c = random_delta_case(p, std::vector<int32_t>(300, 1), 4);
+  for (int64_t i = 0; i < c.g.size(); ++i) c.g[i] = i % 2 == 0 ? -0.5 : -0.002;  // of one head alone
+  const Summary expected = run_summary(make_ref_device(), c, {1});
+  for (const Isa isa : isas_at_hand()) {
+    const Summary fast = run_summary(make_cpu_device(isa), c, {1});
+    expect_near(fast.transition, expected.transition, 5e-6, "transition");
+    expect_near(fast.state, expected.state, 5e-6, "state");
+    const int64_t size = p.key_dim * p.key_dim;
+    for (int64_t i = 0; i < size; ++i) EXPECT_EQ(fast.transition[i], 0);
+    EXPECT_NE(fast.transition[size], 0);
+  }
+}
+
 TEST(GatedDeltaRuleSummary, OtherSegmentsAreNotRead) {
   // Segments 1 (goes on from before), 2, 3 (goes on behind): the middle one counts in nothing, the last one not in the
   // adjoint, the first one not in the state.

@@ -30,7 +30,11 @@ class DeltaRulePart final : public Part {
         dk_(device.activation(k_.view().shape, "dk")),
         dv_(device.activation(v_.view().shape, "dv")),
         dbeta_(device.activation(beta_.view().shape, "dbeta")),
-        dg_(device.activation(g_.view().shape, "dg")) {}
+        dg_(device.activation(g_.view().shape, "dg")),
+        entering_(segment_tensor(device, 1, 1)),
+        transition_(device.activation({1, s.value_heads, s.key_dim, s.key_dim}, "transition")),
+        state_(device.activation({1, s.value_heads, s.key_dim, s.value_dim}, "state")),
+        d_state_(device.activation(state_.view().shape, "dstate")) {}
 
   void forward() override {
     states_ = device_.activation({params_.chunks(), params_.value_heads, params_.key_dim, params_.value_dim},
@@ -46,17 +50,40 @@ class DeltaRulePart final : public Part {
                                               scratch);
     states_.reset();
   }
+  // What a shard of a row tells the others of its effect on the state: the first rank, those in the middle, and all but
+  // the first in backward.
+  [[nodiscard]] std::vector<Extra> extras() override {
+    return {{"state sweep", [this] { sweep({}); }},
+            {"widened state sweep", [this] { sweep(transition_); }},
+            {"adjoint sweep", [this] {
+               device_.kernels.gated_delta_rule_adjoint_summary(*device_.queue, params_, d_o_, q_, k_, beta_,
+                                                                g_, segments_, entering_, d_state_);
+             }}};
+  }
   [[nodiscard]] std::vector<std::pair<std::string, ConstView>> results() const override {
-    return {{"o", o_}, {"dq", dq_}, {"dk", dk_}, {"dv", dv_}, {"dbeta", dbeta_}, {"dg", dg_}};
+    return {{"o", o_},
+            {"dq", dq_},
+            {"dk", dk_},
+            {"dv", dv_},
+            {"dbeta", dbeta_},
+            {"dg", dg_},
+            {"transition", transition_},
+            {"state", state_},
+            {"dstate", d_state_}};
   }
 
  private:
+  void sweep(View transition) {
+    device_.kernels.gated_delta_rule_summary(*device_.queue, params_, k_, v_, beta_, g_, segments_, entering_,
+                                             transition, state_);
+  }
   static double unit(int64_t dim) { return 1 / std::sqrt(static_cast<double>(dim)); }
 
   Device& device_;
   GatedDeltaRuleParams params_;
   Tensor q_, k_, v_, beta_, g_, d_o_, segments_;
   Tensor o_, dq_, dk_, dv_, dbeta_, dg_, states_;
+  Tensor entering_, transition_, state_, d_state_;
 };
 
 }  // namespace

@@ -41,6 +41,7 @@ std::string difference(const MakePart& make, const PartOptions& options) {
   for (Part* part : {fast.get(), plain.get()}) {
     part->forward();
     part->backward();
+    for (const auto& [name, run] : part->extras()) run();
   }
   const auto expected = plain->results();
   const auto actual = fast->results();
@@ -170,6 +171,12 @@ PartReport run_part(const PartSpec& spec, const PartOptions& options) {
     forward.push_back(seconds_of([&] { part->forward(); }));
     backward.push_back(seconds_of([&] { part->backward(); }));
     gemm.push_back(seconds_of([&] { yardstick->run(); }));
+  }
+  for (const auto& [name, run] : part->extras()) {
+    std::vector<double> seconds;
+    for (int i = 0; i <= options.repeats; ++i) seconds.push_back(seconds_of(run));
+    seconds.erase(seconds.begin());  // warm-up
+    report.extras_s.emplace_back(name, median(seconds));
   }
   report.forward_s = median(forward);
   report.backward_s = median(backward);

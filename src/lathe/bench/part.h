@@ -22,7 +22,10 @@ class Part {
   virtual ~Part() = default;
   virtual void forward() = 0;
   virtual void backward() = 0;
-  // Outputs and gradients, to be compared after both.
+  // What the part costs besides on a context rank, by name; may be called after forward.
+  using Extra = std::pair<std::string, std::function<void()>>;
+  [[nodiscard]] virtual std::vector<Extra> extras() { return {}; }
+  // Outputs and gradients, to be compared after all of these.
   [[nodiscard]] virtual std::vector<std::pair<std::string, ConstView>> results() const = 0;
 };
 
@@ -54,6 +57,7 @@ struct PartReport {
   PartOptions options;
   double forward_s = 0;  // medians after a warm-up
   double backward_s = 0;
+  std::vector<std::pair<std::string, double>> extras_s;
   double gemm_s = 0;
   double gemm_flops = 0;
   double flops = 0;

@@ -12,17 +12,22 @@ std::string report_text(const PartReport& report) {
   for (const auto& [name, word] : report.words) sizes += fmt::format(", {} {}", name, word);
   if (!report.verified) return fmt::format("{} ({}): not verified: {}", report.name, sizes, report.fault);
   const double seconds = report.forward_s + report.backward_s;
+  std::string extras;
+  for (const auto& [name, extra] : report.extras_s) {
+    extras += fmt::format("\n  {} {:.2f} ms: {:.1f} % of forward and backward", name, 1e3 * extra,
+                          100 * extra / seconds);
+  }
   return fmt::format(
       "{} ({}, {}, {}, {} threads)\n"
       "  verified against the reference\n"
       "  forward {:.2f} ms, backward {:.2f} ms: {:.1f} GFLOP/s\n"
       "  library products {:.1f} GFLOP/s: ratio {:.3f}\n"
-      "  memory beyond inputs, outputs and gradients: {:.1f} MiB at the peak, {:.1f} MiB kept for backward",
+      "  memory beyond inputs, outputs and gradients: {:.1f} MiB at the peak, {:.1f} MiB kept for backward{}",
       report.name, sizes, dtype_name(report.options.dtype), isa_name(report.options.isa),
       report.options.threads, 1e3 * report.forward_s, 1e3 * report.backward_s, 1e-9 * report.flops / seconds,
       1e-9 * report.gemm_flops / report.gemm_s, report.ratio_to_gemm(),
       static_cast<double>(report.peak_extra_bytes) / (1 << 20),
-      static_cast<double>(report.kept_bytes) / (1 << 20));
+      static_cast<double>(report.kept_bytes) / (1 << 20), extras);
 }
 
 std::string report_json(const PartReport& report) {
@@ -34,6 +39,7 @@ std::string report_json(const PartReport& report) {
   if (report.verified) {
     json["forward_s"] = report.forward_s;
     json["backward_s"] = report.backward_s;
+    for (const auto& [name, seconds] : report.extras_s) json["extras_s"][name] = seconds;
     json["gemm_s"] = report.gemm_s;
     json["ratio_to_gemm"] = report.ratio_to_gemm();
     json["flops"] = report.flops;

@@ -277,14 +277,16 @@ void add_layers(std::vector<Option>* table) {
   };
   Option& context = gdn.word("context_parallel", &GdnSection::context_parallel, {"auto", "sequence", "heads"},
                              "how the gated delta rule is divided among context ranks");
-  context.built = {"auto"};
   context.needs = {axis_above_one("context", &MeshSection::context)};
-  context.choice = [](const RunConfig&) { return std::string("not divided: there is one context rank"); };
+  context.choice = [](const RunConfig& config) {
+    return std::string(config.mesh.context == 1   ? "not divided: there is one context rank"
+                       : config.mesh.context == 2 ? "heads where two divide the key heads, else sequence"
+                                                  : "sequence");
+  };
 
   Rows<AttentionSection> attention(table, "attention", &RunConfig::attention);
   Option& balance = attention.flag("context_balance", &AttentionSection::context_balance,
                                    "context ranks exchange queries so that causal work is even");
-  balance.built = {"true"};
   balance.needs = {axis_above_one("context", &MeshSection::context)};
 }
 

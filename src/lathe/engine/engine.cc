@@ -29,6 +29,8 @@ Engine::Engine(Device& device, Communicator& communicator, const ModelConfig& co
         ModelContext{device_, communicator_, *store_, config_,
                      DecoderOptions{.compute = options_.compute,
                                     .delta_rule_chunk = options_.delta_rule_chunk,
+                                    .context_balance = options_.context_balance,
+                                    .delta_context = options_.delta_context,
                                     .exclude_padding_from_routing = options_.exclude_padding_from_routing}});
     decoder_ = std::make_unique<Decoder>(*context_);
   });

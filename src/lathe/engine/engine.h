@@ -42,6 +42,8 @@ struct EngineOptions {
   bool replicate_sequence = true;
   ExpertPrefetch expert_prefetch = ExpertPrefetch::kNone;
   int64_t delta_rule_chunk = 64;
+  bool context_balance = true;
+  DeltaContext delta_context = DeltaContext::kAuto;
   bool exclude_padding_from_routing = true;
   RematPolicy remat = RematPolicy::kAuto;
   int64_t memory_budget = 0;  // bytes, for remat auto

@@ -5,7 +5,8 @@
 //   final_state = transition S_in + state;     d_initial_state = transition^T d_final_state + d_state.
 // entering_segment i32 [rows]: segment of the last token before the shard that is not padding (0: none). Segment ids are
 // unique within the whole row. A shard that starts another segment or holds a segment's end has transition 0, and only
-// the tokens of its last segment enter `state`; a shard of padding hands the state on (transition I, state 0). In d_state
+// the tokens of its last segment enter `state`; a shard of padding hands the state on (transition I, state 0). Elements of
+// a transition below 1e-30 may be 0: what has decayed so far adds nothing to a state. In d_state
 // only the tokens of the first segment count, if it is the entering one.
 //
 // transition [rows, value_heads, key_dim, key_dim] (may be absent: not computed); state, d_state [rows, value_heads,

@@ -8,37 +8,58 @@
 namespace lathe::LATHE_ISA_NAMESPACE {
 namespace {
 
-// The state with the transition beside it, [key_dim, width]: the columns of the transition are a state without values
-// that starts from the identity.
+// Elements of a transition below this are 0: it starts from the identity, and what has decayed so far adds nothing to a
+// state; as denormal numbers they would cost many times the rest.
+constexpr float kVanished = 1e-30F;
+
+// The state with the transition beside it, [key_dim, stride]: the columns of the transition are a state without values
+// that starts from the identity. Once it has vanished, its columns are left out.
 struct WideState {
   float* state;
-  int64_t width;  // value_dim, or value_dim + key_dim
+  int64_t stride;
+  int64_t width;  // columns in use: value_dim, or stride
 };
 
 void start(const DeltaParams& p, WideState& wide) {
-  fill(wide.state, p.key_dim * wide.width, 0.0F);
+  fill(wide.state, p.key_dim * wide.stride, 0.0F);
   if (wide.width == p.value_dim) return;
-  for (int64_t i = 0; i < p.key_dim; ++i) wide.state[i * wide.width + p.value_dim + i] = 1.0F;
+  for (int64_t i = 0; i < p.key_dim; ++i) wide.state[i * wide.stride + p.value_dim + i] = 1.0F;
 }
 
-// From the entering to the leaving state; r, news: [chunk, width].
-void sweep_chunk(const DeltaHead& x, DeltaTiles& tiles, WideState& wide, float* r, float* news) {
+void drop_vanished(const DeltaParams& p, WideState& wide) {
+  if (wide.width == p.value_dim) return;
+  float largest = 0.0F;
+  for (int64_t i = 0; i < p.key_dim; ++i) {
+    float* row = wide.state + i * wide.stride + p.value_dim;
+#pragma omp simd reduction(max : largest)
+    for (int64_t c = 0; c < p.key_dim; ++c) {
+      const float size = row[c] < 0.0F ? -row[c] : row[c];
+      row[c] = size < kVanished ? 0.0F : row[c];
+      largest = size > largest ? size : largest;
+    }
+  }
+  if (largest < kVanished) wide.width = p.value_dim;
+}
+
+// From the entering to the leaving state; r, news: [chunk, stride].
+void sweep_chunk(const DeltaHead& x, DeltaTiles& tiles, const WideState& wide, float* r, float* news) {
   const int64_t n = tiles.n;
   const int64_t dk = x.p.key_dim;
   const int64_t width = wide.width;
+  const int64_t stride = wide.stride;
   for (int64_t i = 0; i < n; ++i) {
     const float* v = x.in.v + x.value_at(tiles.token[i]);
-    float* to = r + i * width;
+    float* to = r + i * stride;
     for (int64_t c = 0; c < x.p.value_dim; ++c) to[c] = tiles.beta[i] * v[c];
     fill(to + x.p.value_dim, width - x.p.value_dim, 0.0F);
   }
   if (tiles.enters) {
     scale_entering_keys(x, tiles);
-    gemm_f32(false, false, n, width, dk, -1.0F, tiles.scaled, dk, wide.state, width, 1.0F, r, width);
+    gemm_f32(false, false, n, width, dk, -1.0F, tiles.scaled, dk, wide.state, stride, 1.0F, r, stride);
   }
-  gemm_f32(false, false, n, width, n, 1.0F, tiles.inverse, n, r, width, 0.0F, news, width);
+  gemm_f32(false, false, n, width, n, 1.0F, tiles.inverse, n, r, stride, 0.0F, news, stride);
   scale_rows(n, dk, tiles.leave, tiles.k, tiles.scaled);
-  gemm_f32(true, false, dk, width, n, 1.0F, tiles.scaled, dk, news, width, tiles.keep, wide.state, width);
+  gemm_f32(true, false, dk, width, n, 1.0F, tiles.scaled, dk, news, stride, tiles.keep, wide.state, stride);
 }
 
 void summary_head(const DeltaHead& x, int32_t entering, std::byte* workspace, float* transition,
@@ -48,27 +69,28 @@ void summary_head(const DeltaHead& x, int32_t entering, std::byte* workspace, fl
   const bool widened = transition != nullptr && span.continues;
   TileSpace space{workspace};
   DeltaTiles tiles(p, space);
-  WideState wide{nullptr, p.value_dim + (widened ? p.key_dim : 0)};
-  wide.state = space.take(p.key_dim * wide.width);
-  float* r = space.take(p.chunk * wide.width);
-  float* news = space.take(p.chunk * wide.width);
+  const int64_t stride = p.value_dim + (widened ? p.key_dim : 0);
+  WideState wide{space.take(p.key_dim * stride), stride, stride};
+  float* r = space.take(p.chunk * stride);
+  float* news = space.take(p.chunk * stride);
   start(p, wide);
   int32_t active = span.continues ? entering : 0;
   for (int64_t begin = span.begin; begin < span.end; begin += p.chunk) {
     if (!load_tokens<false>(x, begin, min_of(begin + p.chunk, span.end), active, tiles)) continue;
     sweep_chunk(x, tiles, wide, r, news);
+    drop_vanished(p, wide);
     active = x.segments[tiles.token[0]];
   }
   for (int64_t i = 0; i < p.key_dim; ++i)
-    copy(to_state + x.state_at() + i * p.value_dim, wide.state + i * wide.width, p.value_dim);
+    copy(to_state + x.state_at() + i * p.value_dim, wide.state + i * stride, p.value_dim);
   if (transition == nullptr) return;
   float* m = transition + (x.row * p.value_heads + x.head) * p.key_dim * p.key_dim;
-  if (!widened) {
+  if (!widened || wide.width == p.value_dim) {
     fill(m, p.key_dim * p.key_dim, 0.0F);
     return;
   }
   for (int64_t i = 0; i < p.key_dim; ++i)
-    copy(m + i * p.key_dim, wide.state + i * wide.width + p.value_dim, p.key_dim);
+    copy(m + i * p.key_dim, wide.state + i * stride + p.value_dim, p.key_dim);
 }
 
 void summary(Queue& queue, const DeltaParams& p, ConstView k, ConstView v, ConstView beta, ConstView g,

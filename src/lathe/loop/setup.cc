@@ -60,6 +60,10 @@ EngineOptions engine_options(const RunConfig& config, const DeviceOptions& devic
                                 ? ExpertPrefetch::kForward
                                 : ExpertPrefetch::kForwardBackward;
   options.delta_rule_chunk = config.gdn.chunk;
+  options.context_balance = config.attention.context_balance;
+  options.delta_context = config.gdn.context_parallel == "sequence" ? DeltaContext::kSequence
+                          : config.gdn.context_parallel == "heads"  ? DeltaContext::kHeads
+                                                                    : DeltaContext::kAuto;
   options.exclude_padding_from_routing = config.moe.exclude_padding_from_routing;
   options.remat = config.remat.policy == "full"   ? RematPolicy::kFull
                   : config.remat.policy == "none" ? RematPolicy::kNone
