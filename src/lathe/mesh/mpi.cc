@@ -51,6 +51,7 @@ class MpiTransport final : public Transport {
       const int count = static_cast<int>(std::min(kMostBytes, bytes - begin));
       MPI_Request request = MPI_REQUEST_NULL;
       check(MPI_Isend(data + begin, count, MPI_BYTE, peer, tag, MPI_COMM_WORLD, &request), "MPI_Isend");
+      // NOLINTNEXTLINE(clang-analyzer-optin.mpi.MPI-Checker): progress() completes it
       add(request, left, begin > 0);
     }
   }
@@ -60,6 +61,7 @@ class MpiTransport final : public Transport {
       const int count = static_cast<int>(std::min(kMostBytes, bytes - begin));
       MPI_Request request = MPI_REQUEST_NULL;
       check(MPI_Irecv(data + begin, count, MPI_BYTE, peer, tag, MPI_COMM_WORLD, &request), "MPI_Irecv");
+      // NOLINTNEXTLINE(clang-analyzer-optin.mpi.MPI-Checker): progress() completes it
       add(request, left, begin > 0);
     }
   }
