@@ -128,6 +128,8 @@ StepData build_step_data(const RunConfig& config, const MicroBatchOptions& optio
   if (config.grpo.use_rollout_logps) {
     for (Trajectory& t : trained) t.old_logprobs = t.rollout_logprobs;
   }
+  out.has_old_logprobs = !trained.front().old_logprobs.empty();
+  out.has_ref_logprobs = !trained.front().ref_logprobs.empty();
 
   std::vector<int64_t> lengths;
   for (const Trajectory& t : trained) {

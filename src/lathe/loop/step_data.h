@@ -18,6 +18,9 @@ struct StepData {
   std::vector<Metric> metrics;  // reward/, adv/, group/, data/, pack/
   int64_t trained_tokens = 0;   // real tokens of trained trajectories
   double reward_mean = 0;
+  // The file has them, on every trained line: the same on all ranks, also where a rank has no token.
+  bool has_old_logprobs = false;
+  bool has_ref_logprobs = false;
   std::string file;
 };
 

@@ -60,16 +60,16 @@ bool StepFeed::begin_step(Engine& engine, Engine* reference, const StopCheck& st
   if (!read_ahead(stop)) return false;
   if (ready_ || (!repeats() && reference == nullptr)) return true;
   // Log-probs are put into the host's micro-batches, so that leaving off half-way loses nothing but time.
+  const bool need_reference = reference != nullptr && !data_.has_ref_logprobs;
+  const bool need_old = repeats() && !data_.has_old_logprobs && !scored_old_;
+  // Both engines exchange on one channel: one after the other.
+  if (need_reference) static_cast<void>(engine.wait_for_device());
   for (MicroBatch& host : data_.micro_batches) {
-    const bool need_reference = reference != nullptr && host.ref_logprobs.empty();
-    const bool need_old = repeats() && host.old_logprobs.empty();
     if (need_reference) host.ref_logprobs = reference->score(reference->prepare(host)).logprobs;
-    if (need_old) {
-      host.old_logprobs = engine.score(engine.prepare(host)).logprobs;
-      scored_old_ = true;
-    }
+    if (need_old) host.old_logprobs = engine.score(engine.prepare(host)).logprobs;
     if ((need_reference || need_old) && stop()) return false;
   }
+  if (need_old) scored_old_ = true;
   for (MicroBatch& host : data_.micro_batches) prepared_.push_back(engine.prepare(std::move(host)));
   data_.micro_batches.clear();
   ready_ = true;
