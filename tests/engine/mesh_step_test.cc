@@ -19,6 +19,8 @@ struct MeshCase {
   bool tied = false;
   RematPolicy remat = RematPolicy::kNone;
   bool replicate = true;
+  int64_t token_chunks = 1;
+  bool pipeline = false;
 };
 
 std::vector<LayerKind> dense_layers() {
@@ -32,14 +34,17 @@ EngineOptions options_of(const MeshCase& c) {
   options.remat = c.remat;
   options.replicate_sequence = c.replicate;
   options.head_chunk = 7;
+  options.token_chunks = c.token_chunks;
+  options.chunk_pipeline = c.pipeline;
   return options;
 }
 
-std::vector<MicroBatch> batches_of(const ModelConfig& config, const MeshShape& mesh, int rank) {
+std::vector<MicroBatch> batches_of(const ModelConfig& config, const MeshShape& mesh, int rank,
+                                   int64_t token_chunks) {
   const auto trajectories = random_trajectories(config, {61, 40, 22, 17, 9, 30, 3, 58}, 5);
   const RowShare share{.index = mesh.index(rank, kAxesRows),
                        .count = mesh.size(kAxesRows),
-                       .length_multiple = row_multiple(mesh.context)};
+                       .length_multiple = row_multiple(mesh.context, token_chunks)};
   return tiny_batches(trajectories, {.rows = 3, .row_length = 64}, true, share);
 }
 
@@ -51,7 +56,7 @@ struct OneRank {
 
 OneRank run_one(const ModelConfig& config, const MeshCase& c) {
   OneRank out;
-  const std::vector<MicroBatch> batches = batches_of(config, {}, 0);
+  const std::vector<MicroBatch> batches = batches_of(config, {}, 0, 1);
   TinyEngine tiny(config, ref_f64(), options_of(c));
   tiny.engine().keep_last_layers(c.remat == RematPolicy::kFull ? 0 : config.num_layers());
   out.gradients = tiny.gradients(batches);
@@ -76,7 +81,7 @@ void expect_same_step(const MeshCase& c) {
   const ModelConfig config = tiny_config(c.layers, c.tied);
   const OneRank one = run_one(config, c);
   run_ranks_of(c.mesh, [&](ThreadWorld& world, int rank) {
-    const std::vector<MicroBatch> batches = batches_of(config, c.mesh, rank);
+    const std::vector<MicroBatch> batches = batches_of(config, c.mesh, rank, c.token_chunks);
     const auto make = [&](DeviceMemory& memory) { return world.communicator(rank, memory); };
     TinyEngine tiny(config, ref_f64(), options_of(c), 7, make);
     Engine& engine = tiny.engine();
@@ -148,6 +153,27 @@ TEST(MeshStep, EveryHeadModeUnderContext) {
                         .head = mode,
                         .known = false,
                         .replicate = replicate});
+    }
+  }
+}
+
+TEST(MeshStep, ExpertsCutOverTheRing) {
+  expect_same_step({.mesh = {.expert = 2}, .layers = hybrid_layers()});
+  expect_same_step({.mesh = {.context = 2}, .layers = hybrid_layers(), .remat = RematPolicy::kFull});
+  // Five experts on four ranks: two, two, one and none.
+  expect_same_step({.mesh = {.context = 2, .expert = 2}, .layers = hybrid_layers(), .tied = true});
+  expect_same_step({.mesh = {.fsdp = 2, .context = 2, .expert = 2}, .layers = hybrid_layers()});
+  expect_same_step({.mesh = {.data = 2, .expert = 2}, .layers = hybrid_layers()});
+}
+
+TEST(MeshStep, TokensInChunks) {
+  for (const bool pipeline : {false, true}) {
+    for (const RematPolicy remat : {RematPolicy::kNone, RematPolicy::kFull}) {
+      expect_same_step({.mesh = {.context = 2, .expert = 2},
+                        .layers = hybrid_layers(),
+                        .remat = remat,
+                        .token_chunks = 4,
+                        .pipeline = pipeline});
     }
   }
 }

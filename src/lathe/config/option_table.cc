@@ -221,7 +221,6 @@ void add_head_and_remat(std::vector<Option>* table) {
   };
   Option& replicate = head.word("replicate_sequence", &HeadSection::replicate_sequence,
                                 {"auto", "always", "never"}, "every context rank holds the head's whole row");
-  replicate.built = {"auto"};
   replicate.needs = {axis_above_one("context", &MeshSection::context)};
   replicate.choice = [](const RunConfig&) { return std::string("never: there is one context rank"); };
 
@@ -238,22 +237,23 @@ void add_head_and_remat(std::vector<Option>* table) {
 
 void add_layers(std::vector<Option>* table) {
   Rows<MoeSection> moe(table, "moe", &RunConfig::moe);
+  // Experts are divided over both axes.
+  const Requirement expert_ranks{"mesh.context x mesh.expert", "> 1", [](const RunConfig& c) {
+                                   return c.mesh.context > 1 || c.mesh.expert > 1;
+                                 }};
   moe.number("ragged_buffer_factor", &MoeSection::ragged_buffer_factor, at_least(-1),
-             "room for routed tokens, as a multiple of a balanced load; -1: no token is dropped")
-      .built = {"-1"};
-  const Requirement expert_ranks = axis_above_one("expert", &MeshSection::expert);
+             "room for routed tokens of a rank, as a multiple of a balanced load; -1: no token is dropped")
+      .needs = {expert_ranks};
   Option& chunks = moe.integer("token_chunks", &MoeSection::token_chunks, from_to(1, kMostTokens),
                                "pieces in which tokens go through the experts");
-  chunks.built = {"1"};
+  chunks.needs = {expert_ranks};
   Option& pipeline = moe.flag("chunk_pipeline", &MoeSection::chunk_pipeline,
                               "the next piece is exchanged while one is computed");
-  pipeline.built = {"false"};
   pipeline.needs = {{"moe.token_chunks", "> 1", [](const RunConfig& c) { return c.moe.token_chunks > 1; }},
                     expert_ranks};
   Option& prefetch = moe.word("expert_weight_prefetch", &MoeSection::expert_weight_prefetch,
                               {"none", "forward", "forward_backward"},
                               "expert weights are gathered while the layer's mixer runs");
-  prefetch.built = {"none"};
   prefetch.needs = {axis_above_one("fsdp", &MeshSection::fsdp)};
   Option& padding = moe.flag("exclude_padding_from_routing", &MoeSection::exclude_padding_from_routing,
                              "padding tokens are sent to no expert");

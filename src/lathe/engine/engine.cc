@@ -31,7 +31,10 @@ Engine::Engine(Device& device, Communicator& communicator, const ModelConfig& co
                                     .delta_rule_chunk = options_.delta_rule_chunk,
                                     .context_balance = options_.context_balance,
                                     .delta_context = options_.delta_context,
-                                    .exclude_padding_from_routing = options_.exclude_padding_from_routing}});
+                                    .exclude_padding_from_routing = options_.exclude_padding_from_routing,
+                                    .ragged_buffer_factor = options_.ragged_buffer_factor,
+                                    .token_chunks = options_.token_chunks,
+                                    .chunk_pipeline = options_.chunk_pipeline}});
     decoder_ = std::make_unique<Decoder>(*context_);
   });
 }
@@ -142,7 +145,7 @@ void Engine::run_fwd_bwd(const PreparedMicroBatch& prepared) {
 
   store_->wait_reductions();
 
-  expert_counts_.resize(counts.size(), ExpertCounts(static_cast<size_t>(config_.num_experts), 0));
+  expert_counts_.resize(counts.size(), ExpertCounts(static_cast<size_t>(config_.num_experts) + 1, 0));
   for (size_t layer = 0; layer < counts.size(); ++layer) {
     for (size_t e = 0; e < counts[layer].size(); ++e) expert_counts_[layer][e] += counts[layer][e];
   }
@@ -176,13 +179,25 @@ namespace {
 double largest_load(const std::vector<ExpertCounts>& layers) {
   double largest = 0;
   for (const ExpertCounts& count : layers) {
+    const auto tokens = std::span(count).first(count.size() - 1);
     int64_t total = 0;
-    for (const int64_t c : count) total += c;
+    for (const int64_t c : tokens) total += c;
     if (total == 0) continue;
-    const double mean = static_cast<double>(total) / static_cast<double>(count.size());
-    largest = std::max(largest, static_cast<double>(*std::max_element(count.begin(), count.end())) / mean);
+    const double mean = static_cast<double>(total) / static_cast<double>(tokens.size());
+    largest = std::max(largest, static_cast<double>(*std::max_element(tokens.begin(), tokens.end())) / mean);
   }
   return largest;
+}
+
+// Of the (token, expert) pairs, those that found no room.
+double dropped_share(const std::vector<ExpertCounts>& layers) {
+  int64_t dropped = 0;
+  int64_t all = 0;
+  for (const ExpertCounts& count : layers) {
+    dropped += count.back();
+    for (const int64_t c : count) all += c;
+  }
+  return all == 0 ? 0 : static_cast<double>(dropped) / static_cast<double>(all);
 }
 
 }  // namespace
@@ -202,7 +217,9 @@ StepResult Engine::run_update(int64_t step) {
   result.loss = result.denominator > 0 ? sums.loss / result.denominator : 0;
   result.update =
       optimizer_->update(step - 1, result.denominator, result.loss, result.stats.nonfinite_tokens);
-  result.moe_max_load = largest_load(counts_over_ranks());
+  const std::vector<ExpertCounts> counts = counts_over_ranks();
+  result.moe_max_load = largest_load(counts);
+  result.moe_dropped_frac = dropped_share(counts);
   expert_counts_.clear();
   loss_sum_ = 0;
   denominator_sum_ = 0;

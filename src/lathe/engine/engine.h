@@ -45,14 +45,18 @@ struct EngineOptions {
   bool context_balance = true;
   DeltaContext delta_context = DeltaContext::kAuto;
   bool exclude_padding_from_routing = true;
+  double ragged_buffer_factor = -1;
+  int64_t token_chunks = 1;
+  bool chunk_pipeline = false;
   RematPolicy remat = RematPolicy::kAuto;
   int64_t memory_budget = 0;  // bytes, for remat auto
   int max_inflight = 2;
 };
 
 // Rows are filled up to a multiple of this: shards are cut into halves, which attention balances, of whole cache lines.
-[[nodiscard]] inline int64_t row_multiple(int context_ranks) {
-  return context_ranks == 1 ? 1 : int64_t{8} * context_ranks;
+// Each shard is cut into moe.token_chunks.
+[[nodiscard]] inline int64_t row_multiple(int context_ranks, int64_t token_chunks) {
+  return (context_ranks == 1 ? 1 : int64_t{8} * context_ranks) * token_chunks;
 }
 
 // A micro-batch with its index arrays on the device. Under context parallelism the host knows whole rows, and the device
@@ -85,9 +89,10 @@ struct StepResult {
   double update_s = 0;
   double save_wait_s = 0;  // what the update waited for a checkpoint; not in update_s
   double idle_s = 0;       // device without queued work between the end of one update and the end of the next
-  double moe_max_load = 0;    // largest tokens-per-expert over its mean, over MoE layers
-  int64_t head_restarts = 0;  // micro-batches whose cotangents could not be known while scoring after all
-  double flops = 0;           // model FLOPs by the definition of perf/model_flops_per_s
+  double moe_dropped_frac = 0;  // (token, expert) pairs that found no room
+  double moe_max_load = 0;      // largest tokens-per-expert over its mean, over MoE layers
+  int64_t head_restarts = 0;    // micro-batches whose cotangents could not be known while scoring after all
+  double flops = 0;             // model FLOPs by the definition of perf/model_flops_per_s
 };
 
 // What a checkpoint holds of the engine besides tensors.

@@ -22,7 +22,7 @@ void Engine::plan_remat(int64_t rows, int64_t row_length) {
     return;
   }
   const int64_t groups = communicator_.size(kAxesRows);
-  const int64_t multiple = row_multiple(communicator_.size(kAxisContext));
+  const int64_t multiple = row_multiple(communicator_.size(kAxisContext), options_.token_chunks);
   const MicroBatch largest =
       largest_micro_batch((rows + groups - 1) / groups, (row_length + multiple - 1) / multiple * multiple);
   const auto peak = [&](int64_t kept) { return rehearse(largest, kept).use.total(); };

@@ -334,9 +334,9 @@ void Engine::restore_gradients(const std::string& path) {
   const auto layers =
       static_cast<size_t>(std::count_if(config_.layers.begin(), config_.layers.end(),
                                         [](const LayerKind& k) { return k.mlp == MlpKind::kMoe; }));
-  expert_counts_.assign(layers, ExpertCounts(static_cast<size_t>(config_.num_experts), 0));
+  expert_counts_.assign(layers, ExpertCounts(static_cast<size_t>(config_.num_experts) + 1, 0));
   const auto width = static_cast<int64_t>(5 + std::tuple_size_v<LossStatsNumbers>) +
-                     static_cast<int64_t>(layers) * config_.num_experts;
+                     static_cast<int64_t>(layers) * (config_.num_experts + 1);
   const int64_t ranks = file.rows_of(kNumbers, "F64", width);
   const auto rows = file.read_host<double>(kNumbers, "F64", {ranks, width});
   for (int64_t rank = 0; rank < ranks; ++rank) {

@@ -65,6 +65,9 @@ EngineOptions engine_options(const RunConfig& config, const DeviceOptions& devic
                           : config.gdn.context_parallel == "heads"  ? DeltaContext::kHeads
                                                                     : DeltaContext::kAuto;
   options.exclude_padding_from_routing = config.moe.exclude_padding_from_routing;
+  options.ragged_buffer_factor = config.moe.ragged_buffer_factor;
+  options.token_chunks = config.moe.token_chunks;
+  options.chunk_pipeline = config.moe.chunk_pipeline;
   options.remat = config.remat.policy == "full"   ? RematPolicy::kFull
                   : config.remat.policy == "none" ? RematPolicy::kNone
                                                   : RematPolicy::kAuto;
@@ -85,7 +88,7 @@ MicroBatchOptions micro_batch_options(const RunConfig& config, const ModelConfig
           .use_forced_experts = config.moe.forced_routing == "auto",
           .share = {.index = communicator.index(kAxesRows),
                     .count = communicator.size(kAxesRows),
-                    .length_multiple = row_multiple(context)},
+                    .length_multiple = row_multiple(context, config.moe.token_chunks)},
           .file = {}};
 }
 

@@ -16,7 +16,7 @@ std::vector<Metric> StepReporter::step_metrics(const StepResult& result, const S
           {"optim/skipped", result.update.skipped ? 1 : 0},
           {"head/restarts", static_cast<double>(result.head_restarts)},
           {"moe/max_load", result.moe_max_load},
-          {"moe/dropped_frac", 0},
+          {"moe/dropped_frac", result.moe_dropped_frac},
           {"time/startup_s", startup_s_},
           {"time/step_s", step_s},
           {"time/fwd_bwd_s", result.fwd_bwd_s},

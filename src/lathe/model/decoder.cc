@@ -1,6 +1,7 @@
 #include "lathe/model/decoder.h"
 
 #include "lathe/model/context_heads.h"
+#include "lathe/model/moe_ring.h"
 
 namespace lathe {
 
@@ -123,8 +124,8 @@ Tensor Decoder::forward(const BatchView& batch, const std::vector<bool>& keep_al
     if (i + 1 < layers) context_.store.prefetch(static_cast<int>(i) + 1, Phase::kForward);
     layer_forward(batch, static_cast<int>(i), weights, x, layer, out);
     if (counts != nullptr && config.layers[i].mlp == MlpKind::kMoe) {
-      ExpertCounts& count = counts->emplace_back(static_cast<size_t>(config.num_experts));
-      device.kernels.moe_counts(*device.queue, layer.moe.offsets, count);
+      ExpertCounts& count = counts->emplace_back(static_cast<size_t>(config.num_experts) + 1);
+      add_expert_counts(context_, layer.moe, count);
     }
     if (saved == nullptr) continue;
     LayerSaved& kept = (*saved)[i];

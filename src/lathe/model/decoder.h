@@ -27,6 +27,9 @@ struct DecoderOptions {
   bool context_balance = true;  // of attention, over context ranks (context_shard.h)
   DeltaContext delta_context = DeltaContext::kAuto;
   bool exclude_padding_from_routing = true;
+  double ragged_buffer_factor = -1;  // rows of experts, of a balanced load; <= 0: room for all
+  int64_t token_chunks = 1;          // over several expert ranks
+  bool chunk_pipeline = false;
 };
 
 // What model code needs to run anywhere.
@@ -85,12 +88,27 @@ struct DeltaSaved {
 struct DenseSaved {
   Tensor gate_up;
 };
-struct MoeSaved {
-  Tensor logits, expert, weight;             // router
-  Tensor offsets, slot_of_row, row_of_slot;  // ragged sort
-  Tensor rows, gate_up;                      // of the experts
-  Tensor shared_gate_up, shared_weight;      // absent without shared expert
+// One chunk of a layer's tokens on its way through the experts (moe_ring.h).
+struct MoeSaved;
+struct MoeChunk {
+  Tensor expert, weight;  // of the whole ring's tokens; absent on one rank, where they are the router's
+  Request routing;        // of the exchanges of these two
+  Tensor offsets, slot_of_row, row_of_slot, wanted;  // ragged sort
+  Tensor rows, gate_up;                              // of the experts
+  [[nodiscard]] ConstView choices(const MoeSaved& saved) const;
+  [[nodiscard]] ConstView combine_weights(const MoeSaved& saved) const;
 };
+struct MoeSaved {
+  Tensor logits, expert, weight;  // router
+  std::vector<MoeChunk> chunks;
+  Tensor shared_gate_up, shared_weight;  // absent without shared expert
+};
+inline ConstView MoeChunk::choices(const MoeSaved& saved) const {
+  return expert.empty() ? saved.expert : expert;
+}
+inline ConstView MoeChunk::combine_weights(const MoeSaved& saved) const {
+  return weight.empty() ? saved.weight : weight;
+}
 struct LayerSaved {
   Tensor x;               // the layer's input: always kept
   Tensor kept_experts;    // the router's choices, kept when everything else is recomputed
@@ -126,7 +144,7 @@ enum class MlpOutput : uint8_t { kWanted, kUnused };
 [[nodiscard]] Tensor moe_backward(ModelContext& context, const GatheredWeights& weights, int layer,
                                   ConstView x, MoeSaved& saved, ConstView dy);
 
-// Tokens per expert of one MoE layer, for metrics.
+// Tokens per expert of one MoE layer, then the (token, expert) pairs that were dropped; of this rank's experts.
 using ExpertCounts = std::vector<int64_t>;
 
 class Decoder {
