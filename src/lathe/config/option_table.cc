@@ -219,10 +219,17 @@ void add_head_and_remat(std::vector<Option>* table) {
     const std::string choice = known_cotangent_choice(c);
     return choice.substr(0, choice.find(':'));
   };
-  Option& replicate = head.word("replicate_sequence", &HeadSection::replicate_sequence,
-                                {"auto", "always", "never"}, "every context rank holds the head's whole row");
-  replicate.needs = {axis_above_one("context", &MeshSection::context)};
-  replicate.choice = [](const RunConfig&) { return std::string("never: there is one context rank"); };
+  Option& replicate =
+      head.word("replicate_sequence", &HeadSection::replicate_sequence, {"auto", "always", "never"},
+                "chunked: every context rank goes through whole rows; never: through its own tokens");
+  replicate.needs = {
+      axis_above_one("context", &MeshSection::context),
+      {"head.mode", "chunked", [](const RunConfig& c) { return chosen_head_mode(c.head) == "chunked"; }}};
+  replicate.choice = [](const RunConfig& c) {
+    return std::string(c.mesh.context == 1                     ? "never: there is one context rank"
+                       : chosen_head_mode(c.head) == "chunked" ? "always: chunked is the baseline"
+                                                               : "never: only chunked looks at whole rows");
+  };
 
   Rows<RematSection> remat(table, "remat", &RunConfig::remat);
   remat
@@ -238,9 +245,8 @@ void add_head_and_remat(std::vector<Option>* table) {
 void add_layers(std::vector<Option>* table) {
   Rows<MoeSection> moe(table, "moe", &RunConfig::moe);
   // Experts are divided over both axes.
-  const Requirement expert_ranks{"mesh.context x mesh.expert", "> 1", [](const RunConfig& c) {
-                                   return c.mesh.context > 1 || c.mesh.expert > 1;
-                                 }};
+  const Requirement expert_ranks{"mesh.context x mesh.expert", "> 1",
+                                 [](const RunConfig& c) { return c.mesh.context > 1 || c.mesh.expert > 1; }};
   moe.number("ragged_buffer_factor", &MoeSection::ragged_buffer_factor, at_least(-1),
              "room for routed tokens of a rank, as a multiple of a balanced load; -1: no token is dropped")
       .needs = {expert_ranks};
