@@ -245,7 +245,7 @@ void add_head_and_remat(std::vector<Option>* table) {
 void add_layers(std::vector<Option>* table) {
   Rows<MoeSection> moe(table, "moe", &RunConfig::moe);
   // Experts are divided over both axes.
-  const Requirement expert_ranks{"mesh.context x mesh.expert", "> 1",
+  const Requirement expert_ranks{"mesh.expert", "or mesh.context > 1",
                                  [](const RunConfig& c) { return c.mesh.context > 1 || c.mesh.expert > 1; }};
   moe.number("ragged_buffer_factor", &MoeSection::ragged_buffer_factor, at_least(-1),
              "room for routed tokens of a rank, as a multiple of a balanced load; -1: no token is dropped")
