@@ -13,6 +13,7 @@ namespace {
 // The one place where a signal handler and the program meet.
 std::atomic<int> received_signal{0};
 std::atomic<bool> steps_have_begun{false};
+std::atomic<bool> is_told{true};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
 struct sigaction before_term;
@@ -22,7 +23,7 @@ struct sigaction before_int;
 extern "C" void lathe_on_stop_signal(int signal) {
   if (!steps_have_begun.load()) {
     static constexpr char kMessage[] = "stopped before the first step: nothing was trained\n";
-    static_cast<void>(!::write(STDERR_FILENO, kMessage, sizeof kMessage - 1));
+    if (is_told.load()) static_cast<void>(!::write(STDERR_FILENO, kMessage, sizeof kMessage - 1));
     ::_exit(static_cast<int>(ErrorKind::kRetryable));
   }
   const bool second = received_signal.exchange(signal) != 0;
@@ -36,7 +37,8 @@ extern "C" void lathe_on_stop_signal(int signal) {
 
 }  // namespace
 
-StopSignals::StopSignals() {
+StopSignals::StopSignals(bool tells) {
+  is_told.store(tells);
   received_signal.store(0);
   steps_have_begun.store(false);
   struct sigaction action {};

@@ -9,7 +9,8 @@ namespace lathe {
 // One at a time.
 class StopSignals {
  public:
-  StopSignals();
+  // tells: a signal before the first step is told on stderr, for all ranks by one.
+  explicit StopSignals(bool tells);
   ~StopSignals();  // as it was before
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;

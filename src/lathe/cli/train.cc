@@ -32,9 +32,9 @@ struct TrainArguments {
 };
 
 int run_train(const TrainArguments& arguments, CommandContext& context) {
-  const StopSignals signals;
-  TrainOptions options = arguments.options;
   const Launch launch = launch_from_environment();
+  const StopSignals signals(launch.rank == 0);
+  TrainOptions options = arguments.options;
   const LoadedConfig loaded = load_train_config(arguments.run_file, arguments.sets, launch.ranks);
   if (!options.gradients_out.empty()) check_output_file("--gradients-out", options.gradients_out);
   if (!options.ledger_out.empty()) check_output_file("--ledger-out", options.ledger_out);

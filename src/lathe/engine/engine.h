@@ -109,6 +109,12 @@ struct TokenScores {  // per scored token of a micro-batch
 
 struct RehearsedPeak;
 
+// Another rank could not do its part of a save.
+class PeerSaveError : public Error {
+ public:
+  using Error::Error;
+};
+
 class Engine {
  public:
   Engine(Device& device, Communicator& communicator, const ModelConfig& config, const ParameterLayout& layout,
@@ -138,6 +144,9 @@ class Engine {
   void start_save(std::function<void()> write);
   [[nodiscard]] bool save_running() const { return saver_.running(); }
   void finish_save();  // waits
+  // Of the ranks that save together, between their parts of the work: throws on all when it failed on one of them, which
+  // comes here too and has the reason.
+  void meet_savers(bool failed) const;
   // Waits.
   [[nodiscard]] EngineCounters counters();
 

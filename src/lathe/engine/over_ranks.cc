@@ -1,6 +1,8 @@
 // What ranks tell each other on the host: sums and statistics of a step, scores of the positions they hold.
 #include <algorithm>
 #include <bit>
+#include <chrono>
+#include <thread>
 
 #include "lathe/engine/engine.h"
 
@@ -58,11 +60,29 @@ std::vector<ExpertCounts> Engine::counts_over_ranks() {
 ParameterShare Engine::file_share(Channel channel) const {
   if (communicator_.mesh().size() == 1) return {};
   return {.files = {.leads = communicator_.rank() == 0,
-                    .barrier = [this, channel] { communicator_.barrier(channel); }},
+                    .barrier =
+                        [this, channel] {
+                          if (channel == Channel::kSaver) return meet_savers(false);
+                          communicator_.barrier(channel);
+                        }},
           .elements = [this](size_t parameter) {
             const Parameter& p = store_->parameters()[parameter];
             return p.writes ? p.shard : FlatShard{};
           }};
+}
+
+void Engine::meet_savers(bool failed) const {
+  if (communicator_.mesh().size() == 1) return;
+  double failed_rank = failed ? communicator_.rank() : -1;
+  communicator_.all_reduce_max(
+      {.axes = kAxisAll, .phase = Phase::kUpdate, .tensor = "save", .channel = Channel::kSaver},
+      std::span(&failed_rank, 1));
+  if (failed || failed_rank < 0) return;
+  // The rank with the reason ends the job; this one only if that takes long.
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  throw PeerSaveError(ErrorKind::kRetryable, "checkpoint",
+                      fmt::format("rank {:.0f} could not write its part", failed_rank),
+                      "the same command goes on from the checkpoint before it");
 }
 
 TokenScores Engine::whole_rows(const PreparedMicroBatch& prepared, const TokenScores& here) {

@@ -1,6 +1,7 @@
 #include "lathe/loop/trainer.h"
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <utility>
 
@@ -139,7 +140,7 @@ bool Trainer::at_stop_point(int64_t micro_batches) const {
 }
 
 bool Trainer::signal_came() {
-  if (!engine_->save_running() && communicator_->mesh().size() == 1) finish_save();
+  if (!engine_->save_running()) finish_save();
   if (stop_reason_.empty() && options_.stop_requested) stop_reason_ = options_.stop_requested();
   return !stop_reason_.empty();
 }
@@ -214,9 +215,8 @@ void Trainer::read_ahead() {
     try {
       // Left off: stop_wanted() says so again, at the beginning of the next step.
       const bool read = feed_.read_ahead([this] {
-        bool stop = false;
-        while_waiting([&] { stop = signal_came(); });
-        return stop;
+        while_waiting([&] { static_cast<void>(look_over_ranks(ReadAhead::kWaits)); });
+        return !stop_reason_.empty();
       });
       if (!read) found = ReadAhead::kLeftOff;
     } catch (const Error& error) {
@@ -231,7 +231,7 @@ void Trainer::read_ahead() {
     }
   }
   for (;;) {
-    found = static_cast<ReadAhead>(static_cast<int>(over_ranks(static_cast<double>(found))));
+    found = look_over_ranks(found);
     if (found != ReadAhead::kWaits) break;
     before_wait();
     found = ReadAhead::kThere;
@@ -252,6 +252,14 @@ double Trainer::over_ranks(double value) const {
   return value;
 }
 
+Trainer::ReadAhead Trainer::look_over_ranks(ReadAhead found) {
+  std::array<double, 2> both{static_cast<double>(found), signal_came() ? 1.0 : 0.0};
+  communicator_->all_reduce_max(
+      {.axes = kAxisAll, .phase = Phase::kPrepare, .tensor = "run", .channel = Channel::kHost}, both);
+  if (both[1] > 0 && stop_reason_.empty()) stop_reason_ = "another rank";
+  return static_cast<ReadAhead>(static_cast<int>(both[0]));
+}
+
 // Of the first optimizer step; what was exchanged before it does not count.
 void Trainer::write_ledger() {
   engine_->wait_for_device();
@@ -261,7 +269,7 @@ void Trainer::write_ledger() {
 
 void Trainer::before_wait() {
   if (!training_.has_value()) return;  // for the first file
-  if (leads()) static_cast<void>(over_ranks(static_cast<double>(ReadAhead::kWaits)));
+  if (leads()) static_cast<void>(look_over_ranks(ReadAhead::kWaits));
   while_waiting([this] {
     report_pending();
     save_if_due();

@@ -38,6 +38,8 @@ class Trainer {
   [[nodiscard]] bool leads() const { return communicator_->rank() == 0; }
   // The largest of all ranks' values; they all ask at the same place.
   [[nodiscard]] double over_ranks(double value) const;
+  // The largest of all ranks' findings, and whether a signal came to one of them, which is noted.
+  [[nodiscard]] ReadAhead look_over_ranks(ReadAhead found);
   void write_ledger();
   void check_resume_point();
   void load_weights();
@@ -65,6 +67,8 @@ class Trainer {
   void save_if_due();
   void write_checkpoint(const CheckpointName& name, const TrainState& state,
                         std::vector<std::vector<double>> old_logprobs);
+  void write_share(const CheckpointName& name, const TrainState& state,
+                   std::vector<std::vector<double>> old_logprobs);
   void start_save();   // of the steps and micro-batches that are queued; beside the steps that follow
   void finish_save();  // waits for it; throws what it threw
 

@@ -43,9 +43,23 @@ void Trainer::save_if_due() {
   start_save();
 }
 
-// On the saver's thread. All ranks fill the folder that the leading one has made and will name.
+// On the saver's thread. A rank that fails tells the others, which must not wait for it: the steps go on beside the save,
+// and would wait for its end. In the middle of a step everybody waits for the save alone, and the job ends with the rank.
 void Trainer::write_checkpoint(const CheckpointName& name, const TrainState& state,
                                std::vector<std::vector<double>> old_logprobs) {
+  try {
+    write_share(name, state, std::move(old_logprobs));
+  } catch (const PeerSaveError&) {
+    throw;
+  } catch (...) {  // NOLINT: goes on
+    if (name.micro_batches == 0) engine_->meet_savers(true);
+    throw;
+  }
+}
+
+// All ranks fill the folder that the leading one has made and will name.
+void Trainer::write_share(const CheckpointName& name, const TrainState& state,
+                          std::vector<std::vector<double>> old_logprobs) {
   const bool in_step = name.micro_batches > 0;
   for (std::vector<double>& values : old_logprobs) {
     communicator_->all_reduce_sum(
@@ -53,10 +67,10 @@ void Trainer::write_checkpoint(const CheckpointName& name, const TrainState& sta
         values);
   }
   const auto fill = [&](const std::string& to) {
-    communicator_->barrier(Channel::kSaver);
+    engine_->meet_savers(false);
     engine_->export_to(*model_.folder, to);
     engine_->save_state(*model_.folder, to, in_step);
-    communicator_->barrier(Channel::kSaver);
+    engine_->meet_savers(false);
   };
   if (leads()) {
     folder_->flush_metrics_to_disk();
@@ -70,7 +84,7 @@ void Trainer::write_checkpoint(const CheckpointName& name, const TrainState& sta
   } else {
     fill(checkpoints_.unfinished_path_of(name));
   }
-  communicator_->barrier(Channel::kSaver);
+  engine_->meet_savers(false);
 }
 
 void Trainer::start_save() {
