@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <utility>
 
 #include "lathe/engine/scored.h"
@@ -39,7 +40,10 @@ Engine::Engine(Device& device, Communicator& communicator, const ModelConfig& co
   });
 }
 
-Engine::~Engine() = default;
+Engine::~Engine() {
+  // The device thread may stand in an exchange with ranks that will not come.
+  if (std::uncaught_exceptions() > 0) communicator_.fail("stopped by an error");
+}
 
 void Engine::load(const HfFolder& folder) {
   int64_t numbers = 0;

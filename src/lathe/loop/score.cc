@@ -141,7 +141,7 @@ ScoreSummary score(const RunConfig& config, const std::string& rollouts, const s
   PackingOptions packing = packing_options(config);
   packing.row_length = scoring_row_length(config, file);
   check_packing_options(packing);
-  check_memory(config, model.config, packing.row_length, /*trains=*/false, available_memory_bytes());
+  check_memory(config, model.config, packing.row_length, /*trains=*/false, rank_memory_bytes());
   Device device(device_settings);
   const std::unique_ptr<Communicator> communicator =
       factory ? factory(*device.memory) : make_communicator(mesh_shape(config.mesh), *device.memory);

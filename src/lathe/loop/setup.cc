@@ -34,6 +34,10 @@ LoadedModel open_model(const std::string& path, Log& log) {
   return model;
 }
 
+int64_t rank_memory_bytes() {
+  return available_memory_bytes() / launch_from_environment().host_ranks;
+}
+
 EngineOptions engine_options(const RunConfig& config, const DeviceOptions& device, Notes* notes) {
   EngineOptions options;
   options.grpo = config.grpo;
@@ -73,7 +77,7 @@ EngineOptions engine_options(const RunConfig& config, const DeviceOptions& devic
                                                   : RematPolicy::kAuto;
   options.memory_budget = config.run.memory_budget > 0
                               ? config.run.memory_budget
-                              : static_cast<int64_t>(0.7 * static_cast<double>(available_memory_bytes()));
+                              : static_cast<int64_t>(0.7 * static_cast<double>(rank_memory_bytes()));
   options.max_inflight = static_cast<int>(config.engine.max_inflight);
   return options;
 }

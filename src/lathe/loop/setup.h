@@ -22,6 +22,8 @@ struct LoadedModel {
   ParameterLayout layout;
 };
 
+// Memory that is free, divided among the ranks of this host.
+[[nodiscard]] int64_t rank_memory_bytes();
 // The mesh of a configuration that was loaded, with every axis known.
 [[nodiscard]] MeshShape mesh_shape(const MeshSection& mesh);
 [[nodiscard]] DeviceOptions device_options(const RunConfig& config, Notes* notes);

@@ -71,7 +71,7 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
   // What can be refused is refused before the weights are read.
   if (resume_.has_value()) check_resume_point();
   if (is_finished()) return;
-  check_memory(config, model_.config, config.data.row_length, /*trains=*/true, available_memory_bytes());
+  check_memory(config, model_.config, config.data.row_length, /*trains=*/true, rank_memory_bytes());
   source_.set_on_wait([this] { before_wait(); });
   // Before the first step a signal ends the process: nothing has to be left off here.
   static_cast<void>(feed_.read_ahead([] { return false; }));
