@@ -51,7 +51,7 @@ class ProblemPrinter {
       return {};
     }
   }
-  static constexpr std::chrono::milliseconds kRankZeroFirst{300};
+  static constexpr std::chrono::milliseconds kRankZeroFirst{1000};
   const Launch launch_ = launch();
   bool first_ = true;
 };

@@ -1,8 +1,6 @@
 // What ranks tell each other on the host: sums and statistics of a step, scores of the positions they hold.
 #include <algorithm>
 #include <bit>
-#include <chrono>
-#include <thread>
 
 #include "lathe/engine/engine.h"
 
@@ -78,8 +76,6 @@ void Engine::meet_savers(bool failed) const {
       {.axes = kAxisAll, .phase = Phase::kUpdate, .tensor = "save", .channel = Channel::kSaver},
       std::span(&failed_rank, 1));
   if (failed || failed_rank < 0) return;
-  // The rank with the reason ends the job; this one only if that takes long.
-  std::this_thread::sleep_for(std::chrono::seconds(2));
   throw PeerSaveError(ErrorKind::kRetryable, "checkpoint",
                       fmt::format("rank {:.0f} could not write its part", failed_rank),
                       "the same command goes on from the checkpoint before it");

@@ -1,5 +1,7 @@
 // Checkpoints of a run: what goes into them, and when the loop hears of their end.
+#include <chrono>
 #include <filesystem>
+#include <thread>
 #include <utility>
 
 #include "lathe/core/error.h"
@@ -103,6 +105,10 @@ void Trainer::finish_save() {
   if (!std::exchange(saving_, false)) return;
   try {
     engine_->finish_save();
+  } catch (const PeerSaveError&) {
+    // The rank with the reason ends the job; this one only if that takes long.
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    throw;
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::kRetryable) throw;
     const std::vector<CheckpointName> complete = checkpoints_.complete();
