@@ -1,6 +1,6 @@
 // Runs the `lathe` binary on every case of tests/goldens and compares with the oracle: log-probs and
 // entropies of every token, loss, gradient norm and metrics of the first step, and its gradient, tensor by
-// tensor. Where the tolerances come from: docs/numerics.md.
+// tensor. Where the tolerances come from: docs/numerics.md. LATHE_RANKS and LATHE_MESH (a setting) run it on a mesh.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -128,6 +128,12 @@ class GoldenTest : public testing::TestWithParam<std::tuple<std::string, size_t>
   // Exit code 0 or the end of the log as a failure.
   void run_lathe(const std::string& arguments, const std::vector<std::string>& settings) const {
     std::string command = std::string("'") + LATHE_BINARY + "' " + arguments;
+    const char* ranks = std::getenv("LATHE_RANKS");
+    const char* mesh = std::getenv("LATHE_MESH");
+    if (ranks != nullptr && mesh != nullptr) {
+      command = std::string("'" LATHE_SOURCE_DIR "/scripts/run_ranks.sh' ") + ranks + " " + command +
+                " --set '" + mesh + "'";
+    }
     for (const std::string& setting : settings) command += " --set '" + setting + "'";
     const fs::path log = scratch_ / "log.txt";
     command += " >'" + log.string() + "' 2>&1 </dev/null";
