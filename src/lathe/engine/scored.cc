@@ -95,7 +95,8 @@ void Engine::gather_sequence(const PreparedMicroBatch& prepared, Scored& scored)
 
 // Ranks that gather the table together make as many chunks as the one with the most.
 int64_t Engine::common_chunks(int64_t tokens) {
-  auto chunks = static_cast<double>((tokens + options_.head_chunk - 1) / options_.head_chunk);
+  const int64_t own = (tokens + options_.head_chunk - 1) / options_.head_chunk;
+  auto chunks = static_cast<double>(own);
   communicator_.all_reduce_max(
       {.axes = kAxesDense, .phase = Phase::kForward, .tensor = "head.chunks", .channel = Channel::kDevice},
       std::span(&chunks, 1));
