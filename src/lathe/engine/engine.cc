@@ -21,7 +21,7 @@ Engine::Engine(Device& device, Communicator& communicator, const ModelConfig& co
                                                                .trainable = options_.trainable,
                                                                .frozen = options_.frozen,
                                                                .expert_prefetch = options_.expert_prefetch,
-                                                               .prefetch = true});
+                                                               .prefetch = options_.prefetch_layers});
     if (!options_.frozen) {
       optimizer_ = std::make_unique<Optimizer>(device_, communicator_, *store_, options_.optimizer,
                                                options_.total_steps);

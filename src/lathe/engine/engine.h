@@ -41,6 +41,7 @@ struct EngineOptions {
   // Of kChunked under context parallelism: every rank runs over the chunks of whole rows, else over its own tokens.
   bool replicate_sequence = true;
   ExpertPrefetch expert_prefetch = ExpertPrefetch::kNone;
+  bool prefetch_layers = true;  // the weights of the next layer travel while this one computes
   int64_t delta_rule_chunk = 64;
   bool context_balance = true;
   DeltaContext delta_context = DeltaContext::kAuto;
