@@ -34,18 +34,25 @@ struct RowSums {
   double exps = 0;
   double weighted = 0;  // sum e^d d
 };
-// Of a part of a row that is short enough for sums in f32.
+// Sums in f32 are no longer than this: one after the other they lose a bit of the result for some hundred terms.
+inline constexpr int64_t kFloatSum = 256;
 LATHE_INLINE RowSums part_sums(const float* x, int64_t count, float inverse_tau, float m) {
-  float exps = 0;
-  float weighted = 0;
+  RowSums sums;
+  for (int64_t begin = 0; begin < count; begin += kFloatSum) {
+    const int64_t end = begin + kFloatSum < count ? begin + kFloatSum : count;
+    float exps = 0;
+    float weighted = 0;
 #pragma omp simd reduction(+ : exps, weighted)
-  for (int64_t v = 0; v < count; ++v) {
-    const float d = __builtin_fmaf(x[v], inverse_tau, -m);
-    const float e = exp_f32(d);
-    exps += e;
-    weighted += e * max_of(d, kLowestExponent);
+    for (int64_t v = begin; v < end; ++v) {
+      const float d = __builtin_fmaf(x[v], inverse_tau, -m);
+      const float e = exp_f32(d);
+      exps += e;
+      weighted += e * max_of(d, kLowestExponent);
+    }
+    sums.exps += static_cast<double>(exps);
+    sums.weighted += static_cast<double>(weighted);
   }
-  return {static_cast<double>(exps), static_cast<double>(weighted)};
+  return sums;
 }
 
 struct RowCotangent {
