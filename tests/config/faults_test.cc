@@ -185,6 +185,25 @@ TEST_F(Faults, KeysAboutLayersThatTheModelDoesNotHave) {
   EXPECT_NO_THROW(check_against_model(load("", {"gdn.chunk=64", "moe.forced_routing=auto"}), dense));
 }
 
+TEST_F(Faults, KeysAboutRanksAndLayersThatTheModelDoesNotHave) {
+  ModelConfig attention;
+  attention.family = "qwen3";
+  attention.layers.resize(2);
+  ModelConfig rest = attention;
+  rest.layers.assign(2, {MixerKind::kLinearAttention, MlpKind::kMoe});
+  const std::vector<std::string> mesh{"mesh.fsdp=2", "mesh.context=2"};
+  for (const auto& [set, in_attention] :
+       {std::pair("moe.token_chunks=2", false), std::pair("moe.ragged_buffer_factor=2", false),
+        std::pair("moe.expert_weight_prefetch=forward", false),
+        std::pair("gdn.context_parallel=heads", false), std::pair("attention.context_balance=false", true)}) {
+    const LoadedConfig loaded = load_train_config(run_file(), {mesh[0], mesh[1], set}, 4);
+    const ModelConfig& has = in_attention ? attention : rest;
+    const ModelConfig& has_not = in_attention ? rest : attention;
+    EXPECT_NO_THROW(check_against_model(loaded, has)) << set;
+    EXPECT_THROW(check_against_model(loaded, has_not), ConfigProblems) << set;
+  }
+}
+
 TEST_F(Faults, WhatIsNotBuiltSaysSo) {
   const std::string text = problems_of("", {"engine.boundary=staged"});
   EXPECT_NE(text.find("not built in this version"), std::string::npos) << text;

@@ -1,6 +1,6 @@
 // A step on many ranks against the same step on one: every gradient, the loss, the weights after it.
 #include <cmath>
-#include <mutex>
+#include <optional>
 
 #include <gtest/gtest.h>
 
@@ -65,6 +65,14 @@ OneRank run_one(const ModelConfig& config, const MeshCase& c) {
   out.result = again.step(batches);
   out.values = again.values();
   return out;
+}
+
+std::optional<size_t> index_of(const ParameterStore& store, ParameterRole role, int layer) {
+  for (size_t i = 0; i < store.parameters().size(); ++i) {
+    const ParameterSpec& spec = *store.parameters()[i].spec;
+    if (spec.role == role && spec.layer == layer) return i;
+  }
+  return std::nullopt;
 }
 
 void expect_close(const std::vector<double>& got, const std::vector<double>& want, int64_t first,
@@ -176,6 +184,30 @@ TEST(MeshStep, TokensInChunks) {
                         .pipeline = pipeline});
     }
   }
+}
+
+// One rank alone sees it; all of them say where it is, and skip the step.
+TEST(MeshStep, AGradientThatIsNotFiniteIsNamedOnEveryRank) {
+  const MeshCase c{.mesh = {.fsdp = 2}, .layers = dense_layers()};
+  const ModelConfig config = tiny_config(c.layers);
+  run_ranks_of(c.mesh, [&](ThreadWorld& world, int rank) {
+    const auto make = [&](DeviceMemory& memory) { return world.communicator(rank, memory); };
+    TinyEngine tiny(config, ref_f64(), options_of(c), 7, make);
+    Engine& engine = tiny.engine();
+    engine.keep_last_layers(config.num_layers());
+    for (const MicroBatch& batch : batches_of(config, c.mesh, rank, 1)) engine.fwd_bwd(engine.prepare(batch));
+    engine.wait_for_device();
+    const Parameter& down = engine.store().parameters()[*index_of(engine.store(), ParameterRole::kDown, 1)];
+    if (rank == 1) {
+      engine.device_thread().run(
+          [&] { tiny.device().kernels.fill(*tiny.device().queue, std::nan(""), down.gradient); });
+    }
+    auto update = engine.update();
+    const StepResult result = engine.result_of(update);
+    EXPECT_TRUE(result.update.skipped) << rank;
+    EXPECT_NE(result.update.reason.find(down.spec->slices.front().tensor), std::string::npos)
+        << "rank " << rank << ": " << result.update.reason;
+  });
 }
 
 }  // namespace

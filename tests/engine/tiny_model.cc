@@ -6,6 +6,7 @@
 #include "lathe/data/packing.h"
 
 #include "support/kernel_test.h"
+#include "support/random_parameters.h"
 
 namespace lathe::test {
 
@@ -39,28 +40,6 @@ namespace {
 
 int32_t pick(const CounterRng& rng, uint64_t index, int64_t below) {
   return static_cast<int32_t>(rng.uniform(index) * static_cast<double>(below));
-}
-
-// Away from zero gradients and from the defaults: decays that remember, norms near 1, projections of unit scale.
-double initial_value(const ParameterSpec& spec, double normal, double uniform) {
-  switch (spec.role) {
-    case ParameterRole::kALog:
-      return -2 + uniform;
-    case ParameterRole::kDtBias:
-      return 0.5 * normal;
-    case ParameterRole::kInputNorm:
-    case ParameterRole::kPostAttentionNorm:
-    case ParameterRole::kQNorm:
-    case ParameterRole::kKNorm:
-    case ParameterRole::kFinalNorm:
-      return 0.2 * normal;
-    case ParameterRole::kGatedNorm:
-      return 1 + 0.2 * normal;
-    case ParameterRole::kConv:
-      return 0.5 * normal;
-    default:
-      return normal / std::sqrt(static_cast<double>(spec.row_elements));
-  }
 }
 
 }  // namespace
@@ -141,18 +120,7 @@ TinyEngine::TinyEngine(const ModelConfig& config, const DeviceOptions& device, c
       log_(std::make_unique<Log>(false)) {
   engine_ = std::make_unique<Engine>(*device_, *communicator_, config_,
                                      layout_from_names(config_, HfNaming{}), options, *log_);
-  engine_->device_thread().run([&] {
-    ParameterStore& store = engine_->store();
-    for (size_t i = 0; i < store.parameters().size(); ++i) {
-      const ParameterSpec& spec = *store.parameters()[i].spec;
-      const CounterRng rng(seed, stream_of(spec.name()));
-      std::vector<float> values(static_cast<size_t>(spec.shape.size()));
-      for (size_t j = 0; j < values.size(); ++j) {
-        values[j] = static_cast<float>(initial_value(spec, rng.normal(j), rng.uniform(j)));
-      }
-      store.write_value(i, values);
-    }
-  });
+  engine_->device_thread().run([&] { fill_parameters(engine_->store(), seed); });
 }
 
 StepResult TinyEngine::step(const std::vector<MicroBatch>& batches) {

@@ -236,32 +236,5 @@ TEST(HeadBounds, TargetsOutsideTheVocabularyAreRefusedFirst) {
   }
 }
 
-// chunked asks for the table before every chunk, the others once a pass.
-TEST(HeadBounds, TheTableIsAskedForOnceUnlessInChunks) {
-  const HeadInputs in = random_head_inputs(9, 3, 20);
-  const Device device = make_cpu_device(Isa::kAvx2);
-  const Tensor hidden = to_device(device, in.hidden);
-  const Tensor weights = to_device(device, in.table);
-  const Tensor targets = to_device(device, integer_array({9}, in.targets), DType::kI32);
-  const Tensor temperature = to_device(device, in.temperature);
-  const Tensor logp = poisoned(device, {9});
-  const Tensor entropy = poisoned(device, {9});
-  const Tensor dhidden = poisoned(device, {9, 3});
-  const Tensor dtable = poisoned(device, {20, 3});
-  for (const HeadWay& way : {chunked(4), local(4), fused()}) {
-    int asked = 0;
-    const HeadTable table([&] {
-      ++asked;
-      return ConstView(weights);
-    });
-    HeadSaved saved;
-    score(device, way.params, hidden, table, targets, temperature, logp, entropy, saved);
-    EXPECT_EQ(asked, way.params.mode == HeadMode::kChunked ? 3 : 1) << name_of(way);
-    score_backward(device, way.params, to_device(device, in.dlogp), {}, hidden, table, targets, temperature,
-                   entropy, saved.stats, dhidden, dtable, false);
-    EXPECT_EQ(asked, way.params.mode == HeadMode::kChunked ? 6 : 2) << name_of(way);
-  }
-}
-
 }  // namespace
 }  // namespace lathe::test

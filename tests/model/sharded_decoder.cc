@@ -1,12 +1,11 @@
 #include "model/sharded_decoder.h"
 
-#include <cmath>
 #include <cstring>
 #include <mutex>
 
-#include "lathe/core/rng.h"
 #include "lathe/model/context_shard.h"
 
+#include "support/random_parameters.h"
 #include "support/run_ranks.h"
 
 namespace lathe::test {
@@ -79,39 +78,6 @@ class DroppingCommunicator final : public Communicator {
   const DroppedExchange* dropped_;
 };
 
-// Decays that remember, norms near 1, projections of unit scale.
-double initial_value(const ParameterSpec& spec, double normal, double uniform) {
-  switch (spec.role) {
-    case ParameterRole::kALog:
-      return -3 + uniform;
-    case ParameterRole::kDtBias:
-      return 0.5 * normal;
-    case ParameterRole::kGatedNorm:
-      return 1 + 0.2 * normal;
-    case ParameterRole::kInputNorm:
-    case ParameterRole::kPostAttentionNorm:
-    case ParameterRole::kQNorm:
-    case ParameterRole::kKNorm:
-    case ParameterRole::kFinalNorm:
-      return 0.2 * normal;
-    case ParameterRole::kConv:
-      return 0.5 * normal;
-    default:
-      return normal / std::sqrt(static_cast<double>(spec.row_elements));
-  }
-}
-
-void fill_parameters(ParameterStore& store) {
-  for (size_t i = 0; i < store.parameters().size(); ++i) {
-    const ParameterSpec& spec = *store.parameters()[i].spec;
-    const CounterRng rng(3, stream_of(spec.name()));
-    std::vector<float> values(static_cast<size_t>(spec.shape.size()));
-    for (size_t j = 0; j < values.size(); ++j)
-      values[j] = static_cast<float>(initial_value(spec, rng.normal(2 * j), rng.uniform(2 * j + 1)));
-    store.write_value(i, values);
-  }
-}
-
 // The tokens of one rank, cut out of arrays of whole rows.
 struct Cut {
   int64_t rows, row_length, shard, index;
@@ -165,7 +131,7 @@ void run_rank(const ShardedRun& run, ThreadWorld& world, int rank, Whole& whole)
   Device device(run.device);
   DroppingCommunicator communicator(world.communicator(rank, *device.memory), run.dropped);
   ParameterStore store(device, communicator, layout_from_names(run.config, HfNaming{}), {});
-  fill_parameters(store);
+  fill_parameters(store, 3);
   Decoder decoder({device, communicator, store, run.config, run.options});
 
   const int size = communicator.size(kAxisContext);

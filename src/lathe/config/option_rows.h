@@ -1,4 +1,4 @@
-// Builders of the rows of the option table, one per type of value. Used by option_table.cc alone.
+// Builders of the rows of the option table, one per type of value. Used by option_table.cc and option_layers.cc alone.
 #pragma once
 
 #include <cstdint>
@@ -48,6 +48,13 @@ struct Interval {
 [[nodiscard]] std::string map_text(const std::map<std::string, double>& entries);
 [[nodiscard]] std::string join_words(const std::vector<std::string>& words);  // "a, b or c"
 [[nodiscard]] std::string completed_path(const std::string& path, const std::string& folder);
+
+inline constexpr double kMostTokens = 1 << 30;  // positions are 32-bit
+[[nodiscard]] inline Requirement axis_above_one(const std::string& axis, int64_t MeshSection::*member) {
+  return {"mesh." + axis, "> 1", [member](const RunConfig& c) { return c.mesh.*member > 1; }};
+}
+// The sections moe, gdn and attention (option_layers.cc).
+void add_layer_options(std::vector<Option>* table);
 
 using Words = std::vector<std::string>;
 

@@ -1,7 +1,5 @@
 #include "lathe/config/option_table.h"
 
-#include <algorithm>
-
 #include "lathe/config/option_rows.h"
 #include "lathe/core/cpu.h"
 #include "lathe/mesh/launch.h"
@@ -9,21 +7,11 @@
 namespace lathe {
 namespace {
 
-constexpr double kMostTokens = 1 << 30;  // positions are 32-bit
 constexpr double kMostSteps = 1e9;
 
 Requirement kl_is_on() {
   return {"grpo.beta", "> 0", [](const RunConfig& c) { return c.grpo.beta > 0; }};
 }
-Requirement axis_above_one(const std::string& axis, int64_t MeshSection::*member) {
-  return {"mesh." + axis, "> 1", [member](const RunConfig& c) { return c.mesh.*member > 1; }};
-}
-
-void in_moe_layers(Option& option) {
-  option.model_part = "mixture-of-experts layers";
-  option.in_model = [](const ModelConfig& model) { return model.num_moe_layers() > 0; };
-}
-
 void add_model(std::vector<Option>* table) {
   Rows<ModelSection> rows(table, "model", &RunConfig::model);
   Option& path = rows.path("path", &ModelSection::path, {}, "the path of a folder",
@@ -242,60 +230,6 @@ void add_head_and_remat(std::vector<Option>* table) {
   };
 }
 
-void add_layers(std::vector<Option>* table) {
-  Rows<MoeSection> moe(table, "moe", &RunConfig::moe);
-  // Experts are divided over both axes.
-  const Requirement expert_ranks{"mesh.expert", "or mesh.context > 1",
-                                 [](const RunConfig& c) { return c.mesh.context > 1 || c.mesh.expert > 1; }};
-  moe.number("ragged_buffer_factor", &MoeSection::ragged_buffer_factor, at_least(-1),
-             "room for routed tokens of a rank, as a multiple of a balanced load; -1: no token is dropped")
-      .needs = {expert_ranks};
-  Option& chunks = moe.integer("token_chunks", &MoeSection::token_chunks, from_to(1, kMostTokens),
-                               "pieces in which tokens go through the experts");
-  chunks.needs = {expert_ranks};
-  Option& pipeline = moe.flag("chunk_pipeline", &MoeSection::chunk_pipeline,
-                              "the next piece is exchanged while one is computed");
-  pipeline.needs = {{"moe.token_chunks", "> 1", [](const RunConfig& c) { return c.moe.token_chunks > 1; }},
-                    expert_ranks};
-  Option& prefetch = moe.word("expert_weight_prefetch", &MoeSection::expert_weight_prefetch,
-                              {"none", "forward", "forward_backward"},
-                              "expert weights are gathered while the layer's mixer runs");
-  prefetch.needs = {axis_above_one("fsdp", &MeshSection::fsdp)};
-  Option& padding = moe.flag("exclude_padding_from_routing", &MoeSection::exclude_padding_from_routing,
-                             "padding tokens are sent to no expert");
-  padding.score = true;
-  in_moe_layers(padding);
-  Option& forced =
-      moe.word("forced_routing", &MoeSection::forced_routing, {"auto", "off"},
-               "auto: tokens go to the experts that routed_experts names, where a trajectory has it");
-  forced.score = true;
-  in_moe_layers(forced);
-  forced.choice = [](const RunConfig&) { return std::string("where a trajectory has routed_experts"); };
-
-  Rows<GdnSection> gdn(table, "gdn", &RunConfig::gdn);
-  Option& chunk = gdn.integer_choice("chunk", &GdnSection::chunk, {"64", "128"},
-                                     "tokens of one chunk of the gated delta rule");
-  chunk.score = true;
-  chunk.model_part = "gated delta rule layers";
-  chunk.in_model = [](const ModelConfig& model) {
-    return std::any_of(model.layers.begin(), model.layers.end(),
-                       [](const LayerKind& layer) { return layer.mixer == MixerKind::kLinearAttention; });
-  };
-  Option& context = gdn.word("context_parallel", &GdnSection::context_parallel, {"auto", "sequence", "heads"},
-                             "how the gated delta rule is divided among context ranks");
-  context.needs = {axis_above_one("context", &MeshSection::context)};
-  context.choice = [](const RunConfig& config) {
-    return std::string(config.mesh.context == 1   ? "not divided: there is one context rank"
-                       : config.mesh.context == 2 ? "heads where two divide the key heads, else sequence"
-                                                  : "sequence");
-  };
-
-  Rows<AttentionSection> attention(table, "attention", &RunConfig::attention);
-  Option& balance = attention.flag("context_balance", &AttentionSection::context_balance,
-                                   "context ranks exchange queries so that causal work is even");
-  balance.needs = {axis_above_one("context", &MeshSection::context)};
-}
-
 void add_engine(std::vector<Option>* table) {
   Rows<EngineSection> engine(table, "engine", &RunConfig::engine);
   engine.integer("max_inflight", &EngineSection::max_inflight, from_to(1, 64),
@@ -361,7 +295,7 @@ std::vector<Option> make_table() {
   add_grpo_gates(grpo);
   add_optimizer(&table);
   add_head_and_remat(&table);
-  add_layers(&table);
+  add_layer_options(&table);
   add_engine(&table);
   add_mesh(&table);
   add_run(&table);

@@ -110,14 +110,21 @@ double Optimizer::gradient_square() const {
   return cut + whole;
 }
 
+// On any rank: each looks at its own shards.
 std::string Optimizer::first_nonfinite() const {
-  for (const Parameter& parameter : store_.parameters()) {
-    if (!parameter.trains) continue;
-    if (!std::isfinite(device_.kernels.sum_of_squares(*device_.queue, parameter.gradient))) {
-      return parameter.spec->slices.front().tensor;
-    }
+  const std::vector<Parameter>& parameters = store_.parameters();
+  size_t first = 0;
+  while (first < parameters.size() &&
+         (!parameters[first].trains ||
+          std::isfinite(device_.kernels.sum_of_squares(*device_.queue, parameters[first].gradient)))) {
+    ++first;
   }
-  return "none";
+  double before = -static_cast<double>(first);
+  communicator_.all_reduce_max(
+      {.axes = kAxisAll, .phase = Phase::kUpdate, .tensor = "first_nonfinite", .channel = Channel::kDevice},
+      std::span(&before, 1));
+  first = static_cast<size_t>(-before);
+  return first == parameters.size() ? "none" : parameters[first].spec->slices.front().tensor;
 }
 
 UpdateResult Optimizer::update(int64_t step, double denominator, double loss, double nonfinite_tokens) {

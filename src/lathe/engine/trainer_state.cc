@@ -155,6 +155,8 @@ bool is_exact_in(const HfFolder& source, const Parameter& parameter) {
 
 // Of a step in progress, beside the gradients: a row of numbers per rank (step_numbers).
 constexpr const char* kNumbers = "step.numbers";
+constexpr size_t kStepSums =
+    5;  // loss, denominator, FLOPs, seconds, restarts; then LossStatsNumbers, then counts
 
 std::string mesh_text(const MeshShape& mesh) {
   return fmt::format("{},{},{},{}", mesh.data, mesh.fsdp, mesh.context, mesh.expert);
@@ -235,8 +237,10 @@ void Engine::save_state(const HfFolder& source, const std::string& to, bool in_s
 
 // What each rank has counted of the step: sums, statistics of the loss, tokens per expert.
 Engine::StepNumbers Engine::step_numbers() const {
-  std::vector<double> own{loss_sum_, denominator_sum_, accumulated_.flops, accumulated_.fwd_bwd_s,
-                          static_cast<double>(accumulated_.head_restarts)};
+  const std::array<double, kStepSums> sums{loss_sum_, denominator_sum_, accumulated_.flops,
+                                           accumulated_.fwd_bwd_s,
+                                           static_cast<double>(accumulated_.head_restarts)};
+  std::vector<double> own(sums.begin(), sums.end());
   const auto stats = std::bit_cast<LossStatsNumbers>(accumulated_.stats);
   own.insert(own.end(), stats.begin(), stats.end());
   for (const ExpertCounts& layer : expert_counts_) own.insert(own.end(), layer.begin(), layer.end());
@@ -335,7 +339,7 @@ void Engine::restore_gradients(const std::string& path) {
       static_cast<size_t>(std::count_if(config_.layers.begin(), config_.layers.end(),
                                         [](const LayerKind& k) { return k.mlp == MlpKind::kMoe; }));
   expert_counts_.assign(layers, ExpertCounts(static_cast<size_t>(config_.num_experts) + 1, 0));
-  const auto width = static_cast<int64_t>(5 + std::tuple_size_v<LossStatsNumbers>) +
+  const auto width = static_cast<int64_t>(kStepSums + std::tuple_size_v<LossStatsNumbers>) +
                      static_cast<int64_t>(layers) * (config_.num_experts + 1);
   const int64_t ranks = file.rows_of(kNumbers, "F64", width);
   const auto rows = file.read_host<double>(kNumbers, "F64", {ranks, width});

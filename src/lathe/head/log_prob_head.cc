@@ -6,38 +6,15 @@
 namespace lathe {
 namespace {
 
-void check_arguments(const HeadParams& params, ConstView hidden, ConstView targets, ConstView temperature) {
+void check_arguments(const HeadParams& params, ConstView hidden, ConstView table, ConstView targets,
+                     ConstView temperature) {
   const Shape tokens{hidden.dim(0)};
   LATHE_CHECK(params.chunk >= 1, "chunk {}", params.chunk);
+  LATHE_CHECK(hidden.shape.rank() == 2 && table.shape.rank() == 2 && hidden.dim(1) == table.dim(1),
+              "hidden {}, table {}", hidden.shape.text(), table.shape.text());
   LATHE_CHECK(targets.shape == tokens && temperature.shape == tokens, "hidden {}, targets {}, temperature {}",
               hidden.shape.text(), targets.shape.text(), temperature.shape.text());
 }
-
-ConstView checked(ConstView table, ConstView hidden) {
-  LATHE_CHECK(hidden.shape.rank() == 2 && table.shape.rank() == 2 && hidden.dim(1) == table.dim(1),
-              "hidden {}, table {}", hidden.shape.text(), table.shape.text());
-  return table;
-}
-
-// The table, chunk by chunk: as it comes once, or asked for again every time.
-class ChunkTable {
- public:
-  ChunkTable(const HeadParams& params, const HeadTable& source, ConstView hidden)
-      : again_(params.mode == HeadMode::kChunked), source_(source), hidden_(hidden), table_(get()) {}
-  [[nodiscard]] ConstView at(int64_t begin) {
-    if (again_ && begin > 0) table_ = get();
-    return table_;
-  }
-  [[nodiscard]] int64_t vocab() const { return table_.dim(0); }
-
- private:
-  [[nodiscard]] ConstView get() const { return checked(source_.get(), hidden_); }
-
-  bool again_;
-  const HeadTable& source_;
-  ConstView hidden_;
-  ConstView table_;
-};
 
 // Memory for the logits of the largest chunk.
 Tensor logits_scratch(const Device& device, const HeadParams& params, int64_t tokens, int64_t vocab) {
@@ -55,16 +32,14 @@ View chunk_logits(const Device& device, const HeadParams& params, ConstView hidd
   return logits;
 }
 
-void score_in_chunks(const Device& device, const HeadParams& params, ConstView hidden,
-                     const HeadTable& source, ConstView targets, ConstView temperature, View logp,
-                     View entropy, View stats) {
+void score_in_chunks(const Device& device, const HeadParams& params, ConstView hidden, ConstView table,
+                     ConstView targets, ConstView temperature, View logp, View entropy, View stats) {
   const int64_t tokens = hidden.dim(0);
-  ChunkTable table(params, source, hidden);
-  check_head_targets(device, targets, table.vocab());
-  const Tensor scratch = logits_scratch(device, params, tokens, table.vocab());
+  check_head_targets(device, targets, table.dim(0));
+  const Tensor scratch = logits_scratch(device, params, tokens, table.dim(0));
   for (int64_t begin = 0; begin < tokens; begin += params.chunk) {
     const int64_t count = std::min(params.chunk, tokens - begin);
-    const View logits = chunk_logits(device, params, hidden, table.at(begin), begin, count, scratch);
+    const View logits = chunk_logits(device, params, hidden, table, begin, count, scratch);
     device.kernels.log_prob_forward(*device.queue, logits, targets.rows(begin, count),
                                     temperature.rows(begin, count), logp.rows(begin, count),
                                     entropy.rows(begin, count), stats.rows(begin, count));
@@ -72,15 +47,13 @@ void score_in_chunks(const Device& device, const HeadParams& params, ConstView h
 }
 
 void backward_in_chunks(const Device& device, const HeadParams& params, ConstView dlogp, ConstView dentropy,
-                        ConstView hidden, const HeadTable& source, ConstView targets, ConstView temperature,
+                        ConstView hidden, ConstView table, ConstView targets, ConstView temperature,
                         ConstView entropy, ConstView stats, View dhidden, View dtable, bool accumulate) {
   const int64_t tokens = hidden.dim(0);
-  ChunkTable chunks(params, source, hidden);
-  const Tensor scratch = logits_scratch(device, params, tokens, chunks.vocab());
+  const Tensor scratch = logits_scratch(device, params, tokens, table.dim(0));
   for (int64_t begin = 0; begin < tokens; begin += params.chunk) {
     const int64_t count = std::min(params.chunk, tokens - begin);
     const auto part = [&](ConstView x) { return x.rows(begin, count); };
-    const ConstView table = chunks.at(begin);
     const View logits = chunk_logits(device, params, hidden, table, begin, count, scratch);
     device.kernels.log_prob_backward(*device.queue, part(dlogp), dentropy.empty() ? dentropy : part(dentropy),
                                      logits, part(targets), part(temperature), part(entropy), part(stats),
@@ -123,9 +96,9 @@ const char* head_mode_name(HeadMode mode) {
   return "fused";
 }
 
-void score(const Device& device, const HeadParams& params, ConstView hidden, const HeadTable& table,
+void score(const Device& device, const HeadParams& params, ConstView hidden, ConstView table,
            ConstView targets, ConstView temperature, View logp, View entropy, HeadSaved& saved) {
-  check_arguments(params, hidden, targets, temperature);
+  check_arguments(params, hidden, table, targets, temperature);
   const int64_t tokens = hidden.dim(0);
   LATHE_CHECK(logp.shape == targets.shape && entropy.shape == targets.shape,
               "logp {}, entropy {}, targets {}", logp.shape.text(), entropy.shape.text(),
@@ -136,18 +109,17 @@ void score(const Device& device, const HeadParams& params, ConstView hidden, con
     score_in_chunks(device, params, hidden, table, targets, temperature, logp, entropy, saved.stats);
     return;
   }
-  const ConstView whole = checked(table.get(), hidden);
-  check_head_targets(device, targets, whole.dim(0));
+  check_head_targets(device, targets, table.dim(0));
   const Tensor scratch =
       device.scratch(fused_log_prob_scratch(tokens, hidden.dim(1), params.compute), "head partials");
-  device.kernels.fused_log_prob_forward(*device.queue, {.compute = params.compute}, hidden, whole, targets,
+  device.kernels.fused_log_prob_forward(*device.queue, {.compute = params.compute}, hidden, table, targets,
                                         temperature, logp, entropy, saved.stats, {}, scratch);
 }
 
 void score_backward(const Device& device, const HeadParams& params, ConstView dlogp, ConstView dentropy,
-                    ConstView hidden, const HeadTable& table, ConstView targets, ConstView temperature,
+                    ConstView hidden, ConstView table, ConstView targets, ConstView temperature,
                     ConstView entropy, ConstView stats, View dhidden, View dtable, bool accumulate) {
-  check_arguments(params, hidden, targets, temperature);
+  check_arguments(params, hidden, table, targets, temperature);
   const int64_t tokens = hidden.dim(0);
   LATHE_CHECK(dhidden.shape == hidden.shape, "dhidden {}, hidden {}", dhidden.shape.text(),
               hidden.shape.text());
@@ -165,8 +137,8 @@ void score_backward(const Device& device, const HeadParams& params, ConstView dl
   const Tensor scratch =
       device.scratch(fused_log_prob_scratch(tokens, hidden.dim(1), params.compute), "head partials");
   device.kernels.fused_log_prob_backward(*device.queue, {.compute = params.compute, .accumulate = accumulate},
-                                         dlogp, dentropy, hidden, checked(table.get(), hidden), targets,
-                                         temperature, entropy, stats, {}, dhidden, dtable, scratch);
+                                         dlogp, dentropy, hidden, table, targets, temperature, entropy, stats,
+                                         {}, dhidden, dtable, scratch);
 }
 
 }  // namespace lathe

@@ -1,20 +1,18 @@
 // Log-probabilities and entropies of targets from hidden states: logits = hidden table^T, then kernels/log_prob.h. The logits
 // of all tokens never exist at once. Three programs:
-//   chunked  the baseline: takes `chunk` tokens at a time over the whole vocabulary, asks for the table before every chunk,
-//            and makes the logits again in backward;
-//   local    the same over a table that is asked for once, before forward, and kept for backward;
+//   chunked  the baseline: takes `chunk` tokens at a time over the whole vocabulary, and makes the logits again in backward.
+//            The engine calls it chunk by chunk, and gathers the table and hands its gradient over for each;
+//   local    the same over a table that is gathered once, before forward, and kept for backward;
 //   fused    local over tiles of tokens and words that stay in cache (kernels/fused_log_prob.h).
 // All keep (m, sum exp(z - m)), 8 bytes a token, add the table's gradient up in the float type of the device, never in bf16,
-// and leave its reduction over ranks to the caller, once, after the last chunk. Results do not depend on chunks or tiles
-// beyond rounding. known_cotangent.h has the variant of fused that makes the logits once.
-// Rows are scored tokens of this rank, each with its target: the shift by one token, and the exchange with the neighbour
-// that holds the next token of a row cut over ranks, are done where `targets` is made, before the first call here.
+// and leave its reduction over ranks to the caller. Results do not depend on chunks or tiles beyond rounding.
+// known_cotangent.h has the variant of fused that makes the logits once.
+// Rows are scored tokens of this rank, each with its target: the shift by one token is done where `targets` is made, from
+// whole rows, which every rank that holds a part of a row knows on the host.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
-#include <utility>
 
 #include "lathe/core/memory.h"
 #include "lathe/core/view.h"
@@ -33,35 +31,22 @@ struct HeadParams {
   DType compute = DType::kF32;  // of the three products, as in kernels/matmul.h
 };
 
-// [vocab, dim], f32 or bf16: where it lies; or a way to get it, called once a chunk (chunked) or once a pass (local, fused).
-// What a call gives is valid until the next call, or until this object is gone.
-class HeadTable {
- public:
-  HeadTable(ConstView table) : source_([table] { return table; }) {}  // NOLINT(*-explicit-*): a view is one
-  HeadTable(const Tensor& table) : HeadTable(ConstView(table)) {}     // NOLINT(*-explicit-*)
-  explicit HeadTable(std::function<ConstView()> source) : source_(std::move(source)) {}
-  [[nodiscard]] ConstView get() const { return source_(); }
-
- private:
-  std::function<ConstView()> source_;
-};
-
 // What score leaves for score_backward, 8 bytes a token beside its results.
 struct HeadSaved {
   Tensor stats;  // [n, 2]
 };
 
-// hidden: [n, dim], normed and gathered at the scored positions, in row order; targets: i32 [n] in [0, vocab), looked at
+// table: [vocab, dim], f32 or bf16. hidden: [n, dim], normed and gathered at the scored positions, in row order; targets: i32 [n] in [0, vocab), looked at
 // before anything is computed (an id outside is an internal error: the data is checked where it is read); temperature: [n] >= 0,
 // 0 meaning 1 (greedy sampling; rollout files with it are refused); logp, entropy: [n]. n may be 0. `saved` is allocated here.
-void score(const Device& device, const HeadParams& params, ConstView hidden, const HeadTable& table,
+void score(const Device& device, const HeadParams& params, ConstView hidden, ConstView table,
            ConstView targets, ConstView temperature, View logp, View entropy, HeadSaved& saved);
 
 // stats: what score left for these tokens, all arguments are of the same ones; dlogp: [n]; dentropy: [n] or absent; dhidden: [n, dim], overwritten; dtable: [vocab, dim], added to if
 // `accumulate`, else overwritten; or absent: the table is frozen and that product is left out. A token whose cotangents are 0 gives zeros
 // whatever its logits are.
 void score_backward(const Device& device, const HeadParams& params, ConstView dlogp, ConstView dentropy,
-                    ConstView hidden, const HeadTable& table, ConstView targets, ConstView temperature,
+                    ConstView hidden, ConstView table, ConstView targets, ConstView temperature,
                     ConstView entropy, ConstView stats, View dhidden, View dtable, bool accumulate);
 
 // An internal error for a target outside [0, vocab).
