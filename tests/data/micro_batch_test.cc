@@ -71,7 +71,6 @@ TEST_F(MicroBatchTest, TokensAndScoredPositions) {
   EXPECT_EQ(m.segment_ids, segments);
   EXPECT_EQ(m.positions, positions);
   EXPECT_EQ(m.hidden_index, (std::vector<int32_t>{1, 3, 8, 9}));
-  EXPECT_EQ(m.targets, (std::vector<int32_t>{12, 14, 51, 52}));
   EXPECT_EQ(m.sequence, (std::vector<int32_t>{0, 0, 1, 1}));
   EXPECT_EQ(m.completion_position, (std::vector<int32_t>{0, 2, 0, 1}));
   EXPECT_EQ(m.temperature, (std::vector<float>{1.5F, 1.5F, 2.5F, 2.5F}));
@@ -200,7 +199,6 @@ TEST(MicroBatch, EveryScoredTokenOnceAtItsPlaceForAnyPacking) {
           const Trajectory& t = all[static_cast<size_t>(m.item[static_cast<size_t>(m.sequence[i])])];
           const auto j = static_cast<size_t>(m.completion_position[i]);
           EXPECT_EQ(m.ids[at + 1], t.completion_ids[j]);
-          EXPECT_EQ(m.targets[i], t.completion_ids[j]);
           EXPECT_EQ(m.old_logprobs[i], t.old_logprobs[j]);
           EXPECT_EQ(m.segment_ids[at], m.segment_ids[at + 1]);
           EXPECT_GT(m.positions[at + 1], 0);

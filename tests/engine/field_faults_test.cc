@@ -100,7 +100,6 @@ TEST(FieldMemory, LogitsAreThoseOfABlockOfTrainedTokens) {
     MicroBatch batch = largest_micro_batch(1, 11600);
     const auto keep = [](auto& values) { values.resize(200); };
     keep(batch.hidden_index);
-    keep(batch.targets);
     keep(batch.temperature);
     keep(batch.sequence);
     keep(batch.completion_position);

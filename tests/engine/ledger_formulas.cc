@@ -35,6 +35,7 @@ class Formulas {
 
  private:
   static constexpr int64_t kFloat = 4;
+  static constexpr int64_t kId = 4;
 
   [[nodiscard]] int64_t size(AxisSet axes) const { return case_.mesh.size(axes); }
   [[nodiscard]] int64_t index(AxisSet axes) const { return case_.mesh.index(rank_, axes); }
@@ -239,7 +240,11 @@ class Formulas {
     const int64_t length = batch_.row_length / ranks;
     for (const int32_t at : batch_.hidden_index)
       ++scored[static_cast<size_t>(at % batch_.row_length / length)];
-    const int64_t own = scored[static_cast<size_t>(index(kAxisContext))];
+    const int64_t here = index(kAxisContext);
+    const int64_t own = scored[static_cast<size_t>(here)];
+    // The first id of a shard's row goes to the left.
+    add(Phase::kForward, CollectiveKind::kSendRecv, "head.next_token", kAxisContext,
+        here + 1 < ranks ? batch_.rows * kId : 0, here > 0 ? batch_.rows * kId : 0);
     const bool chunked = case_.head == HeadMode::kChunked;
     int64_t chunks = 1;
     if (chunked) {
@@ -248,8 +253,9 @@ class Formulas {
       chunks = (most + case_.head_chunk - 1) / case_.head_chunk;
       gather(Phase::kBackward, "lm_head.weight", kAxesDense, table * kFloat, chunks);
       if (case_.replicate) {
+        const int64_t token = m.hidden_size * kFloat + kId;  // with its target
         add(Phase::kForward, CollectiveKind::kSendRecv, "head.hidden", kAxisContext,
-            (batch_.scored() - own) * m.hidden_size * kFloat, (ranks - 1) * own * m.hidden_size * kFloat);
+            (batch_.scored() - own) * token, (ranks - 1) * own * token);
       }
     }
     gather(Phase::kForward, "lm_head.weight", kAxesDense, table * kFloat, chunks);

@@ -8,16 +8,10 @@
 
 #include "lathe/model/decoder.h"
 
+#include "support/dropping_communicator.h"
 #include "support/kernel_test.h"
 
 namespace lathe::test {
-
-// An exchange that does not happen: receivers find zeros, gathers hold the rank's own part alone, sums its own share.
-struct DroppedExchange {
-  std::string tensor;
-  Phase phase = Phase::kForward;
-  int only_half = -1;  // of a point-to-point exchange: this half of its messages
-};
 
 struct ShardedRun {
   ModelConfig config;

@@ -136,7 +136,6 @@ class Builder {
 
   void add_scored(const Trajectory& t, int64_t item, int64_t completion_start, int32_t sequence, size_t j) {
     out_.hidden_index.push_back(static_cast<int32_t>(completion_start + static_cast<int64_t>(j) - 1));
-    out_.targets.push_back(t.completion_ids[j]);
     out_.temperature.push_back(static_cast<float>(t.temperature));
     out_.sequence.push_back(sequence);
     out_.completion_position.push_back(static_cast<int32_t>(j));

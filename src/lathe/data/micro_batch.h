@@ -26,7 +26,6 @@ struct MicroBatch {
 
   // Scored tokens: token hidden_index[i] + 1 of the flat row is predicted from hidden state hidden_index[i].
   std::vector<int32_t> hidden_index;         // [n], ascending
-  std::vector<int32_t> targets;              // [n]
   std::vector<float> temperature;            // [n]
   std::vector<int32_t> sequence;             // [n], the trajectory's number within the micro-batch, from 0
   std::vector<int32_t> completion_position;  // [n], index into the trajectory's completion

@@ -68,14 +68,14 @@ struct PreparedMicroBatch {
   std::vector<size_t> scored;  // the host's scored tokens that are predicted here
   Tensor ids, segments, positions;
   ContextShard context;
-  Tensor hidden_index, targets, temperature;
+  Tensor first_ids;  // [rows]: of the shard, for the left neighbour
+  Tensor hidden_index, temperature;
   // head.replicate_sequence: the scored tokens of all context ranks, by rank.
   std::vector<int64_t> scored_by_rank;
-  Tensor all_targets, all_temperature;
+  Tensor all_temperature;
   std::vector<Tensor> forced_experts;
 
   [[nodiscard]] bool replicates() const { return !scored_by_rank.empty(); }
-  [[nodiscard]] ConstView head_targets() const { return replicates() ? all_targets : targets; }
   [[nodiscard]] ConstView head_temperature() const { return replicates() ? all_temperature : temperature; }
 };
 
@@ -218,6 +218,8 @@ class Engine {
   [[nodiscard]] ParameterRole head_table() const;
   template <typename Fn>
   void for_each_chunk(const Scored& scored, Phase phase, const Fn& fn);
+  // The id after each scored position.
+  [[nodiscard]] Tensor shift_targets(const PreparedMicroBatch& prepared, Phase phase);
   void gather_sequence(const PreparedMicroBatch& prepared, Scored& scored);
   [[nodiscard]] int64_t common_chunks(int64_t tokens);
   [[nodiscard]] HeadParams head_params() const;

@@ -18,7 +18,6 @@ MicroBatch largest_micro_batch(int64_t rows, int64_t row_length) {
       out.positions.push_back(static_cast<int32_t>(t));
       if (t == 0) continue;
       out.hidden_index.push_back(static_cast<int32_t>(r * row_length + t - 1));
-      out.targets.push_back(0);
       out.temperature.push_back(1);
       out.sequence.push_back(static_cast<int32_t>(r));
       out.completion_position.push_back(static_cast<int32_t>(t - 1));

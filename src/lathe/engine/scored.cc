@@ -15,7 +15,7 @@ void Engine::prepare_scored(PreparedMicroBatch& prepared) const {
   const int shards = communicator_.size(kAxisContext);
   const int64_t length = prepared.shard_length;
   struct Arrays {
-    std::vector<int32_t> hidden_index, targets;
+    std::vector<int32_t> hidden_index;
     std::vector<double> temperature;
   };
   std::vector<Arrays> by_rank(static_cast<size_t>(shards));
@@ -25,7 +25,6 @@ void Engine::prepare_scored(PreparedMicroBatch& prepared) const {
     const int64_t rank = position / length;
     Arrays& arrays = by_rank[static_cast<size_t>(rank)];
     arrays.hidden_index.push_back(static_cast<int32_t>(row * length + position % length));
-    arrays.targets.push_back(host.targets[i]);
     arrays.temperature.push_back(host.temperature[i]);
     if (rank == communicator_.index(kAxisContext)) prepared.scored.push_back(i);
   }
@@ -36,17 +35,52 @@ void Engine::prepare_scored(PreparedMicroBatch& prepared) const {
   };
   const Arrays& own = by_rank[static_cast<size_t>(communicator_.index(kAxisContext))];
   prepared.hidden_index = place(own.hidden_index, "batch.hidden_index");
-  prepared.targets = place(own.targets, "batch.targets");
   prepared.temperature = upload(own.temperature, "batch.temperature");
+  if (shards > 1) {
+    std::vector<int32_t> first;
+    for (int64_t row = 0; row < host.rows; ++row) {
+      const int64_t at = row * host.row_length + communicator_.index(kAxisContext) * length;
+      first.push_back(host.ids[static_cast<size_t>(at)]);
+    }
+    prepared.first_ids = place(first, "batch.first_ids");
+  }
   if (shards == 1 || options_.head_mode != HeadMode::kChunked || !options_.replicate_sequence) return;
   Arrays all;
   for (const Arrays& arrays : by_rank) {
-    prepared.scored_by_rank.push_back(static_cast<int64_t>(arrays.targets.size()));
-    all.targets.insert(all.targets.end(), arrays.targets.begin(), arrays.targets.end());
+    prepared.scored_by_rank.push_back(static_cast<int64_t>(arrays.hidden_index.size()));
     all.temperature.insert(all.temperature.end(), arrays.temperature.begin(), arrays.temperature.end());
   }
-  prepared.all_targets = place(all.targets, "batch.targets, all");
   prepared.all_temperature = upload(all.temperature, "batch.temperature, all");
+}
+
+// The last position of a shard predicts the first token of the next one, which the right neighbour sends. Nothing is scored
+// at the last position of a row.
+Tensor Engine::shift_targets(const PreparedMicroBatch& prepared, Phase phase) {
+  const MicroBatch& host = prepared.host;
+  const int shards = communicator_.size(kAxisContext);
+  const int own = communicator_.index(kAxisContext);
+  std::vector<int32_t> next(static_cast<size_t>(host.rows), 0);
+  if (shards > 1) {
+    const Tensor received = device_.indices(Shape{host.rows}, "head.next_token");
+    std::vector<SendPiece> sends;
+    std::vector<ReceivePiece> receives;
+    if (own > 0) sends.push_back({own - 1, prepared.first_ids});
+    if (own + 1 < shards) receives.push_back({own + 1, received});
+    communicator_.send_recv(
+        {.axes = kAxisContext, .phase = phase, .tensor = "head.next_token", .channel = Channel::kDevice},
+        sends, receives);
+    if (own + 1 < shards) device_.memory->copy_to_host(next.data(), received);
+  }
+  std::vector<int32_t> targets;
+  for (const size_t token : prepared.scored) {
+    const int64_t at = host.hidden_index[token];
+    const bool last = (at + 1) % prepared.shard_length == 0;
+    targets.push_back(last ? next[static_cast<size_t>(at / host.row_length)]
+                           : host.ids[static_cast<size_t>(at + 1)]);
+  }
+  Tensor out = device_.indices(Shape{static_cast<int64_t>(targets.size())}, "head.targets");
+  device_.memory->copy_from_host(out, targets.data());
+  return out;
 }
 
 Engine::Scored Engine::gather_scored(const PreparedMicroBatch& prepared, ConstView hidden, Phase phase) {
@@ -60,6 +94,7 @@ Engine::Scored Engine::gather_scored(const PreparedMicroBatch& prepared, ConstVi
   device_.kernels.rmsnorm_forward(*device_.queue,
                                   {.eps = config_.rms_norm_eps, .offset = config_.norm_offset}, out.hidden,
                                   store_->whole(ParameterRole::kFinalNorm), out.normed, out.rstd);
+  out.targets = shift_targets(prepared, phase);
   if (options_.head_mode == HeadMode::kChunked) {
     if (prepared.replicates()) gather_sequence(prepared, out);
     out.chunks = common_chunks(out.input().dim(0));
@@ -72,20 +107,27 @@ Engine::Scored Engine::gather_scored(const PreparedMicroBatch& prepared, ConstVi
   return out;
 }
 
-// The scored tokens of every context rank, by rank.
+// The scored tokens of every context rank, by rank: states and targets.
 void Engine::gather_sequence(const PreparedMicroBatch& prepared, Scored& scored) {
   const int own = communicator_.index(kAxisContext);
   const int64_t n =
       std::accumulate(prepared.scored_by_rank.begin(), prepared.scored_by_rank.end(), int64_t{0});
   scored.all_normed = device_.activation(Shape{n, config_.hidden_size}, "head.normed, all");
+  scored.all_targets = device_.indices(Shape{n}, "head.targets, all");
   std::vector<SendPiece> sends;
   std::vector<ReceivePiece> receives;
   int64_t begin = 0;
   for (int rank = 0; rank < communicator_.size(kAxisContext); ++rank) {
     const int64_t count = prepared.scored_by_rank[static_cast<size_t>(rank)];
     if (rank == own) scored.own_begin = begin;
-    if (prepared.scored_by_rank[static_cast<size_t>(own)] > 0) sends.push_back({rank, scored.normed});
-    if (count > 0) receives.push_back({rank, scored.all_normed.view().rows(begin, count)});
+    if (prepared.scored_by_rank[static_cast<size_t>(own)] > 0) {
+      sends.push_back({rank, scored.normed});
+      sends.push_back({rank, scored.targets});
+    }
+    if (count > 0) {
+      receives.push_back({rank, scored.all_normed.view().rows(begin, count)});
+      receives.push_back({rank, scored.all_targets.view().rows(begin, count)});
+    }
     begin += count;
   }
   communicator_.send_recv(
@@ -131,7 +173,7 @@ TokenScores Engine::score_only(const PreparedMicroBatch& prepared, Scored& score
   scored.head.resize(static_cast<size_t>(scored.chunks));
   for_each_chunk(scored, Phase::kForward, [&](int64_t chunk, int64_t begin, int64_t count, ConstView table) {
     lathe::score(device_, head_params(), scored.input().rows(begin, count), table,
-                 prepared.head_targets().rows(begin, count), prepared.head_temperature().rows(begin, count),
+                 scored.head_targets().rows(begin, count), prepared.head_temperature().rows(begin, count),
                  scored.logprobs.view().rows(begin, count), scored.entropy.view().rows(begin, count),
                  scored.head[static_cast<size_t>(chunk)]);
   });
@@ -245,9 +287,9 @@ LossResult Engine::score_with_known_cotangents(const PreparedMicroBatch& prepare
   };
   const GradientTarget target = store_->product_target(head_table());
   scored.d_normed = device_.activation(scored.normed.view().shape, "head.dnormed");
-  score_known(device_, head_params(), scored.normed, table, prepared.targets, prepared.temperature,
-              cotangents, options_.grpo.entropy_coef != 0, scored.logprobs, scored.entropy, scored.d_normed,
-              target.view, target.accumulate);
+  score_known(device_, head_params(), scored.normed, table, scored.targets, prepared.temperature, cotangents,
+              options_.grpo.entropy_coef != 0, scored.logprobs, scored.entropy, scored.d_normed, target.view,
+              target.accumulate);
   LossResult loss =
       loss_of(prepared.host, whole_rows(prepared, {download(scored.logprobs), download(scored.entropy)}));
   LATHE_CHECK(same_bits(here(prepared, loss.dlogprobs), used),
@@ -274,7 +316,7 @@ void Engine::backward_of_head(const PreparedMicroBatch& prepared, Scored& scored
     const GradientTarget target = store_->product_target(head_table());
     score_backward(device_, head_params(), part(d_logprobs),
                    d_entropy.empty() ? ConstView() : part(d_entropy), part(scored.input()), table,
-                   part(prepared.head_targets()), part(prepared.head_temperature()), part(scored.entropy),
+                   part(scored.head_targets()), part(prepared.head_temperature()), part(scored.entropy),
                    scored.head[static_cast<size_t>(chunk)].stats, scored.d_normed.view().rows(begin, count),
                    target.view, target.accumulate);
   });

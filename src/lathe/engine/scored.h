@@ -12,8 +12,9 @@ struct Engine::Scored {
   GatheredWeights table;  // until backward is done; `chunked` gathers it for every chunk instead
   Tensor hidden;          // [n, hidden], gathered, before the final norm
   Tensor normed, rstd;
+  Tensor targets;
   // `chunked` with head.replicate_sequence: every context rank runs over the tokens of all of them, by rank.
-  Tensor all_normed;
+  Tensor all_normed, all_targets;
   int64_t own_begin = 0;        // where this rank's n are in what the head runs over
   int64_t chunks = 1;           // the same on all ranks that gather the table together
   Tensor logprobs, entropy;     // of what the head runs over
@@ -21,6 +22,7 @@ struct Engine::Scored {
   Tensor d_normed;              // as input(); there early when the cotangents were known while scoring
 
   [[nodiscard]] ConstView input() const { return all_normed.empty() ? normed : all_normed; }
+  [[nodiscard]] ConstView head_targets() const { return all_normed.empty() ? targets : all_targets; }
   [[nodiscard]] int64_t own() const { return normed.view().dim(0); }
   [[nodiscard]] ConstView own_part(ConstView x) const { return x.rows(own_begin, own()); }
 };

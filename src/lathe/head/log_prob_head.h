@@ -7,8 +7,8 @@
 // All keep (m, sum exp(z - m)), 8 bytes a token, add the table's gradient up in the float type of the device, never in bf16,
 // and leave its reduction over ranks to the caller. Results do not depend on chunks or tiles beyond rounding.
 // known_cotangent.h has the variant of fused that makes the logits once.
-// Rows are scored tokens of this rank, each with its target: the shift by one token is done where `targets` is made, from
-// whole rows, which every rank that holds a part of a row knows on the host.
+// Rows are scored tokens of this rank, each with its target. The shift by one token is the caller's: under context parallelism
+// the target of a shard's last position lies with the right neighbour.
 #pragma once
 
 #include <cstdint>
