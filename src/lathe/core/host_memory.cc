@@ -1,6 +1,7 @@
 #include "lathe/core/host_memory.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <new>
 
@@ -12,7 +13,7 @@ namespace lathe {
 namespace {
 
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kGrowth = int64_t{2} << 20;
+constexpr int64_t kGrowth = int64_t{2} << 20;  // also the size of a huge page
 
 int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -34,7 +35,7 @@ int64_t reservation() {
 
 HostMemory::HostMemory(bool poison) : poison_(poison), reserved_(reservation()) {
   void* range = MAP_FAILED;
-  for (; range == MAP_FAILED && reserved_ >= kGrowth;
+  for (; range == MAP_FAILED && reserved_ >= 2 * kGrowth;
        reserved_ /= 2) {  // a limit on addresses may forbid so many
     range = ::mmap(nullptr, static_cast<size_t>(reserved_), PROT_NONE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -42,6 +43,15 @@ HostMemory::HostMemory(bool poison) : poison_(poison), reserved_(reservation()) 
   }
   if (range == MAP_FAILED) throw std::bad_alloc();
   base_ = static_cast<std::byte*>(range);
+  // Huge pages, where the kernel has them, save page faults and address translations. They begin at multiples of their
+  // size: what lies before the first goes.
+  const auto offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(base_) % kGrowth);
+  if (offset > 0) {
+    ::munmap(base_, static_cast<size_t>(kGrowth - offset));
+    base_ += kGrowth - offset;
+    reserved_ -= kGrowth - offset;
+  }
+  static_cast<void>(::madvise(base_, static_cast<size_t>(reserved_), MADV_HUGEPAGE));
 }
 
 HostMemory::~HostMemory() {

@@ -7,6 +7,14 @@
 #include "lathe/loop/memory_report.h"
 
 namespace lathe {
+namespace {
+
+// What this rank holds from step to step: weights, gradients, optimizer state.
+int64_t state_bytes(const MemoryUse& live) {
+  return live.of(MemoryKind::kWeights) + live.of(MemoryKind::kGradients) + live.of(MemoryKind::kOptimizer);
+}
+
+}  // namespace
 
 std::vector<Metric> StepReporter::step_metrics(const StepResult& result, const StepInfo& info,
                                                double step_s) const {
@@ -27,6 +35,7 @@ std::vector<Metric> StepReporter::step_metrics(const StepResult& result, const S
           {"time/idle_s", result.idle_s},
           {"perf/tokens_per_s", static_cast<double>(info.trained_tokens) / device_s},
           {"perf/model_flops_per_s", result.flops / device_s},
+          {"perf/state_mem_bytes", static_cast<double>(state_bytes(device_.memory->live()))},
           {"perf/peak_mem_bytes", static_cast<double>(device_.memory->peak().total())},
           {"perf/peak_rss_bytes", static_cast<double>(peak_resident_bytes())}};
 }
