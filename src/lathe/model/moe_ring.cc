@@ -27,11 +27,9 @@ class Ring {
   [[nodiscard]] int64_t top_k() const { return context_.config.num_experts_per_tok; }
   [[nodiscard]] int64_t slots() const { return gathered_tokens() * top_k(); }
   [[nodiscard]] int64_t capacity() const {
-    const double factor = context_.options.ragged_buffer_factor;
     if (alone()) return slots();
-    if (factor <= 0) return gathered_tokens() * std::min(top_k(), window_.count);
-    const auto balanced = static_cast<double>(chunk_tokens_ * top_k());
-    return std::min(slots(), static_cast<int64_t>(balanced * factor));
+    return expert_buffer_rows(chunk_tokens_, top_k(), ranks_, window_.count,
+                              context_.options.ragged_buffer_factor);
   }
   // This rank's tokens of a chunk.
   template <typename AnyView>
@@ -107,6 +105,13 @@ void sort_rows(ModelContext& context, const Ring& ring, ConstView expert, ConstV
 }
 
 }  // namespace
+
+int64_t expert_buffer_rows(int64_t chunk_tokens, int64_t top_k, int64_t ranks, int64_t experts_here,
+                           double factor) {
+  if (factor <= 0) return ranks * chunk_tokens * std::min(top_k, experts_here);
+  const auto balanced = static_cast<double>(chunk_tokens * top_k);
+  return std::min(ranks * chunk_tokens * top_k, static_cast<int64_t>(balanced * factor));
+}
 
 void experts_forward(ModelContext& context, const GatheredWeights& weights, ConstView x, MoeSaved& saved,
                      View out) {

@@ -18,6 +18,10 @@
 
 namespace lathe {
 
+// Rows of the buffer of a rank with `experts_here` experts, for a chunk of `chunk_tokens` tokens of each of `ranks` ranks.
+[[nodiscard]] int64_t expert_buffer_rows(int64_t chunk_tokens, int64_t top_k, int64_t ranks,
+                                         int64_t experts_here, double factor);
+
 // x: [tokens, hidden]; saved holds the router's choices and weights; out: [tokens, hidden], overwritten, or empty where only
 // what backward needs is wanted.
 void experts_forward(ModelContext& context, const GatheredWeights& weights, ConstView x, MoeSaved& saved,
