@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "lathe/core/rng.h"
 
@@ -232,6 +233,53 @@ TEST(MoeDispatch, WindowsAreCutFromTheSortOfAllExperts) {
             }
           });
         }
+      }
+    }
+  }
+}
+
+// Positions of `keys` in the order of a stable sort.
+std::vector<int64_t> stable_order(const std::vector<int64_t>& keys) {
+  std::vector<int64_t> order(keys.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return keys[static_cast<size_t>(a)] < keys[static_cast<size_t>(b)];
+  });
+  return order;
+}
+
+// Rows and their inverse come from counts; stable sorts of the choices of all experts say the same.
+TEST(MoeDispatch, CountedMapsAreThoseOfAStableSort) {
+  for (const int64_t experts : {1, 6, 16}) {
+    const CounterRng rng(17, static_cast<uint64_t>(experts));
+    HostArray expert(Shape{157, 4});  // the same one twice in a token, too
+    std::vector<int64_t> keys;        // what is not routed comes last
+    for (int64_t s = 0; s < expert.size(); ++s) {
+      const double drawn = rng.uniform(static_cast<uint64_t>(s)) * static_cast<double>(experts + 1);
+      keys.push_back(static_cast<int64_t>(drawn));
+      expert[s] = keys.back() == experts ? -1.0 : static_cast<double>(keys.back());
+    }
+    const std::vector<int64_t> order = stable_order(keys);
+    const std::vector<int64_t> inverse = stable_order(order);
+    for (const int64_t ranks : {1, 2, 4}) {
+      const int64_t width = (experts + ranks - 1) / ranks;
+      for (int64_t first = 0; first < experts; first += width) {
+        const int64_t end = std::min(first + width, experts);
+        const auto begin = std::count_if(keys.begin(), keys.end(), [&](int64_t key) { return key < first; });
+        const auto inside =
+            std::count_if(keys.begin(), keys.end(), [&](int64_t key) { return key >= first && key < end; });
+        on_all_devices([&](const Device& device) {
+          const Sorted got = sort(device, {experts, first, end - first}, expert.size(), expert);
+          ASSERT_EQ(got.used(), inside);
+          for (int64_t r = 0; r < inside; ++r)
+            ASSERT_EQ(got.slot_of_row[r], order[static_cast<size_t>(begin + r)]) << "row " << r;
+          for (int64_t s = 0; s < expert.size(); ++s) {
+            const int64_t key = keys[static_cast<size_t>(s)];
+            const bool mine = key >= first && key < end;
+            ASSERT_EQ(got.row_of_slot[s], mine ? inverse[static_cast<size_t>(s)] - begin : -1)
+                << "slot " << s;
+          }
+        });
       }
     }
   }

@@ -57,12 +57,13 @@ class DroppingCommunicator final : public Communicator {
     return {};
   }
   void all_reduce_sum(const Exchange& exchange, std::span<double> values) override {
-    inner_->all_reduce_sum(exchange, values);
+    if (!drops(exchange)) inner_->all_reduce_sum(exchange, values);
   }
   void all_reduce_max(const Exchange& exchange, std::span<double> values) override {
     inner_->all_reduce_max(exchange, values);
   }
   void barrier(Channel channel) override { inner_->barrier(channel); }
+  void fail(const std::string& reason) override { inner_->fail(reason); }
   [[nodiscard]] Ledger* ledger() override { return inner_->ledger(); }
 
  private:

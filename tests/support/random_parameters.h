@@ -37,7 +37,8 @@ inline void fill_parameters(ParameterStore& store, uint64_t seed) {
     const ParameterSpec& spec = *store.parameters()[i].spec;
     const CounterRng rng(seed, stream_of(spec.name()));
     std::vector<float> values(static_cast<size_t>(spec.shape.size()));
-    for (size_t j = 0; j < values.size(); ++j) {
+    const FlatShard& here = store.parameters()[i].shard;  // write_value looks at no other elements
+    for (auto j = static_cast<uint64_t>(here.begin); j < static_cast<uint64_t>(here.end); ++j) {
       values[j] = static_cast<float>(random_parameter(spec, rng.normal(j), rng.uniform(j)));
     }
     store.write_value(i, values);
