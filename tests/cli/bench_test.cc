@@ -17,6 +17,9 @@ TEST_F(Bench, PartsPrintTheirReport) {
   const auto json = nlohmann::json::parse(done.out);
   EXPECT_EQ(json.at("tokens"), 100);
   EXPECT_EQ(json.at("verified"), true);
+  const Finished alone = run_lathe({"bench", "exchange", "--bytes", "64KiB", "--repeats", "1", "--json"});
+  EXPECT_EQ(alone.code, 0) << alone.err;
+  EXPECT_EQ(nlohmann::json::parse(alone.out).at("bytes"), 65536);
 }
 
 TEST_F(Bench, UsageFaultsNameTheOption) {
@@ -41,6 +44,9 @@ TEST_F(Bench, UsageFaultsNameTheOption) {
   const Finished huge = run_lathe({"bench", "head", "--tokens", "16000000", "--vocab", "16000000"});
   EXPECT_EQ(huge.code, 2);
   EXPECT_NE(huge.err.find("of memory are free\nhint: make them smaller\n"), std::string::npos) << huge.err;
+  const Finished wide = run_lathe({"bench", "exchange", "--bytes", "1024GiB"});
+  EXPECT_EQ(wide.code, 2);
+  EXPECT_NE(wide.err.find("hint: make it smaller\n"), std::string::npos) << wide.err;
   EXPECT_EQ(run_lathe({"bench", "gdn", "--key-dim", "100000"}).code, 2);
   for (const char* share : {"0", "nan"})
     EXPECT_EQ(run_lathe({"bench", "head", "--scored", share}).code, 2) << share;

@@ -2,10 +2,12 @@
 
 #include <CLI/CLI.hpp>
 
+#include "lathe/bench/exchange.h"
 #include "lathe/bench/part.h"
 #include "lathe/bench/step.h"
 #include "lathe/cli/commands.h"
 #include "lathe/core/error.h"
+#include "lathe/mesh/mpi.h"
 
 namespace lathe {
 namespace {
@@ -14,14 +16,16 @@ constexpr int kNotVerified = 5;
 
 constexpr const char* kFooter = R"(
 Every part is checked against the reference first (exit 5 if it differs), then timed beside the library's matrix products
-of the same shapes: medians, in one run. Use an idle machine; only ratios mean anything.
+of the same shapes: medians, in one run. Use an idle machine; only ratios mean anything. exchange runs under mpirun as well:
+every kind of exchange between the ranks, alone and beside products.
 
 Examples:
   lathe bench head --tokens 2048 --dim 1024 --vocab 32768 --path known
   lathe bench attention --tokens 4096 --heads 8 --kv-heads 2
   lathe bench gdn --tokens 4096 --json
   lathe bench moe --tokens 2048 --experts 32 --top-k 4
-  lathe bench step --config config.json --tokens 4096)";
+  lathe bench step --config config.json --tokens 4096
+  scripts/run_ranks.sh 2 lathe bench exchange --bytes 16MiB)";
 
 struct CommonArguments {
   int threads = 0;
@@ -39,6 +43,7 @@ struct BenchArguments {
   DeltaRuleSizes delta_rule;
   MoeSizes moe;
   StepBenchOptions step;
+  ExchangeBenchOptions exchange;
   std::string remat = "auto";
 };
 
@@ -231,6 +236,33 @@ void add_step(CLI::App& bench, const Arguments& arguments, CommandContext& conte
   });
 }
 
+int run_exchange(const BenchArguments& arguments, CommandContext& context) {
+  const Launch launch = launch_from_environment();
+  ExchangeBenchOptions options = arguments.exchange;
+  options.threads = arguments.common.threads > 0 ? arguments.common.threads : launch.cores();
+  options.host_ranks = launch.host_ranks;
+  options.isa = chosen_isa();
+  options.repeats = arguments.common.repeats;
+  const auto memory = make_host_memory();
+  const auto communicator = make_communicator(MeshShape{1, launch.ranks, 1, 1}, *memory);
+  const ExchangeBenchReport report = bench_exchange(*communicator, options);
+  if (launch.rank == 0) return print_report(report, arguments.common, context);
+  return report.verified ? 0 : kNotVerified;
+}
+
+void add_exchange(CLI::App& bench, const Arguments& arguments, CommandContext& context) {
+  CLI::App& command =
+      *bench.add_subcommand("exchange", "Exchanges between ranks, and what of them computing hides");
+  command.add_option("--bytes", arguments->exchange.bytes, "Of a result: 64KiB, 16MiB, ...")
+      ->capture_default_str()
+      ->transform(CLI::AsSizeValue(true))
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  add_common_options(command, arguments->common, false);
+  command.callback([arguments, &context] {
+    context.action = [arguments, &context] { return run_exchange(*arguments, context); };
+  });
+}
+
 }  // namespace
 
 void add_bench_command(CLI::App& app, CommandContext& context) {
@@ -243,6 +275,7 @@ void add_bench_command(CLI::App& app, CommandContext& context) {
   add_gdn(bench, arguments, context);
   add_moe(bench, arguments, context);
   add_step(bench, arguments, context);
+  add_exchange(bench, arguments, context);
 }
 
 }  // namespace lathe
