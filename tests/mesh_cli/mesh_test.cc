@@ -3,6 +3,7 @@
 #include <csignal>
 #include <map>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <sys/resource.h>
 
@@ -65,6 +66,22 @@ class MeshRuns : public GoldenRun {
     std::ifstream("pid." + std::to_string(rank)) >> id;
     EXPECT_GT(id, 0);
     return id;
+  }
+
+  // From now on that rank cannot write files of a checkpoint.
+  static void limit_files_of(int rank) {
+    const rlimit small{200000, 200000};
+    ASSERT_EQ(prlimit(process_of(rank), RLIMIT_FSIZE, &small, nullptr), 0);
+  }
+  // An error of the documented kind, told once, and nobody ended by force.
+  static void expect_failed_save(const Finished& done, int rank) {
+    EXPECT_EQ(done.code, 2) << done.err;
+    const std::string error = rank == 0 ? "error: " : fmt::format("error: rank {}: ", rank);
+    const size_t at = done.err.find(error);
+    ASSERT_NE(at, std::string::npos) << done.err;
+    EXPECT_NE(done.err.find("File too large", at), std::string::npos) << done.err;
+    EXPECT_EQ(done.err.find("error: ", at + 1), std::string::npos) << done.err;
+    EXPECT_EQ(done.err.find("MPI_ABORT"), std::string::npos) << done.err;
   }
 
   static void expect_same_bits(const std::string& a, const std::string& b) {
@@ -163,15 +180,39 @@ TEST_F(MeshRuns, ScoresLikeOneRank) {
   }
 }
 
+// Real progress: a transfer that begins before products is over, or nearly so, when they are.
+TEST_F(MeshRuns, TransfersGoOnWhileRanksCompute) {
+  const Finished done = run_lathe({"2", LATHE_PROGRAM, "bench", "exchange", "--threads", "1", "--json"});
+  ASSERT_EQ(done.code, 0) << done.err;
+  const json report = json::parse(done.out);
+  EXPECT_EQ(report.at("ranks"), 2);
+  EXPECT_EQ(report.at("verified"), true);
+  for (const json& one : report.at("exchanges"))
+    EXPECT_GT(one.at("progress_share").get<double>(), 0.5) << one.dump();
+}
+
 TEST_F(MeshRuns, ASignalToOneRankSavesOnAll) {
   RunningLathe lathe(train(kFsdpContext, "run", {"run.steps=100000"}));
   ASSERT_TRUE(lathe.wait_until([] { return has_steps(2); }));
   ASSERT_EQ(kill(process_of(1), SIGTERM), 0);
   const Finished done = lathe.finish();
   EXPECT_EQ(done.code, 75) << done.err;
-  EXPECT_NE(done.err.find("stopped by another rank after step"), std::string::npos) << done.err;
+  EXPECT_NE(done.err.find("stopped by SIGTERM to rank 1 after step"), std::string::npos) << done.err;
   EXPECT_NE(done.out.find("checkpoint: " + fs::absolute("run/checkpoints/step_").string()),
             std::string::npos);
+}
+
+TEST_F(MeshRuns, ASignalToTheLauncherSavesOnAll) {
+  for (const int number : {SIGTERM, SIGINT}) {
+    const std::string dir = "run" + std::to_string(number);
+    RunningLathe lathe(train({{"fsdp", 2}}, dir, {"run.steps=100000"}));
+    ASSERT_TRUE(lathe.wait_until([&] { return lines_of(dir + "/metrics.jsonl").size() >= 2; }));
+    lathe.signal(number);
+    const Finished done = lathe.finish();
+    EXPECT_EQ(done.code, 75) << done.err;
+    EXPECT_NE(done.err.find("stopped by SIGUSR1"), std::string::npos) << done.err;
+    EXPECT_NE(done.out.find("checkpoint: "), std::string::npos) << done.err;
+  }
 }
 
 TEST_F(MeshRuns, ASignalIsHeardWhileTheLeadingRankWaitsForAFile) {
@@ -212,16 +253,48 @@ TEST_F(MeshRuns, ABadFileKeepsTheStepsBeforeIt) {
   EXPECT_TRUE(fs::exists("run/checkpoints/step_000001/COMPLETE"));
 }
 
-// Beside the steps that follow: they must not wait for the end of that save.
-TEST_F(MeshRuns, ASaveThatFailsOnOneRankEndsTheJob) {
+// Beside the steps that follow: they must not wait for the end of that save. All ranks end in order, and what was saved
+// before is there.
+TEST_F(MeshRuns, ASaveThatFailsOnOneRankIsAnErrorOfAll) {
   RunningLathe lathe(train(kFsdpContext, "run", {"run.steps=100000", "run.save_every=15"}));
-  ASSERT_TRUE(lathe.wait_until([] { return has_steps(1); }));
-  const rlimit small{20000, 20000};
-  ASSERT_EQ(prlimit(process_of(1), RLIMIT_FSIZE, &small, nullptr), 0);
+  ASSERT_TRUE(lathe.wait_until([] { return fs::exists("run/checkpoints/latest"); }));
+  limit_files_of(1);
+  expect_failed_save(lathe.finish(), 1);
+  const std::string latest = bytes("run/checkpoints/latest").substr(0, std::string("step_000015").size());
+  EXPECT_TRUE(fs::exists("run/checkpoints/" + latest + "/COMPLETE"));
+  const int steps = std::stoi(latest.substr(std::string("step_").size()));
+  const Finished done = run_lathe(train(kFsdpContext, "run", {"run.steps=" + std::to_string(steps + 1)}));
+  EXPECT_EQ(done.code, 0) << done.err;
+  EXPECT_NE(done.err.find("going on from "), std::string::npos) << done.err;
+}
+
+TEST_F(MeshRuns, SoIsOneInTheMiddleOfAStepAndTheLastOne) {
+  for (const auto& [stop, rank] : {std::pair("9:1", 1), std::pair("9", 0)}) {
+    const std::string dir = fmt::format("run_{}", rank);
+    RunningLathe lathe(train({{"fsdp", 2}}, dir, {"run.steps=100000"}, {"--stop-after", stop}));
+    ASSERT_TRUE(lathe.wait_until([&] { return fs::exists(dir + "/metrics.jsonl"); }));
+    limit_files_of(rank);
+    expect_failed_save(lathe.finish(), rank);
+    EXPECT_FALSE(fs::exists(dir + "/checkpoints/latest"));
+  }
+}
+
+// The others hear who failed and why, before they are ended.
+TEST_F(MeshRuns, ARankThatFailsAloneIsNamedInTheLog) {
+  fs::create_directories("batches");
+  for (const char* name : {"batches/a.jsonl", "batches/b.jsonl"}) fs::copy("rollouts.jsonl", name);
+  RunningLathe lathe(train(kFsdpContext, "run", {"run.steps=100000", "data.rollouts=batches/*.jsonl"}));
+  ASSERT_TRUE(lathe.wait_until([] { return has_steps(2); }));
+  const rlimit none{3, 3};
+  ASSERT_EQ(prlimit(process_of(2), RLIMIT_NOFILE, &none, nullptr), 0);
+  const time_t start = time(nullptr);
   const Finished done = lathe.finish();
-  EXPECT_EQ(done.code, 2) << done.err;
-  EXPECT_NE(done.err.find("error: rank 1: "), std::string::npos) << done.err;
-  EXPECT_FALSE(fs::exists("run/checkpoints/latest"));
+  EXPECT_LE(time(nullptr) - start, 5);
+  EXPECT_EQ(done.code, 3) << done.err;
+  EXPECT_NE(done.err.find("error: rank 2: "), std::string::npos) << done.err;
+  const std::string log = bytes("run/log.txt");
+  EXPECT_NE(log.find("rank 2 failed: "), std::string::npos) << log;
+  EXPECT_NE(log.find("cannot be opened: Too many open files"), std::string::npos) << log;
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "lathe/cli/commands.h"
 #include "lathe/config/problems.h"
 #include "lathe/io/files.h"
+#include "lathe/loop/rank_errors.h"
 #include "lathe/mesh/mpi.h"
 
 namespace lathe {
@@ -41,6 +42,13 @@ class ProblemPrinter {
     std::fprintf(stderr, "error: %s%s\n", who.c_str(), what.c_str());
     if (!hint.empty()) std::fprintf(stderr, "hint: %s\n", hint.c_str());
   }
+  // All ranks have it, and come here.
+  void print_agreed(const AgreedError& error) {
+    if (launch_.rank == 0) return print(error.what(), error.hint());
+    std::this_thread::sleep_for(kAgreedWait);
+  }
+  // The rank that failed tells why and ends the job; if that takes long, this one does.
+  static void wait_for_end() { std::this_thread::sleep_for(kPeerWait); }
   [[nodiscard]] bool several_ranks() const { return launch_.ranks > 1; }
 
  private:
@@ -52,6 +60,8 @@ class ProblemPrinter {
     }
   }
   static constexpr std::chrono::milliseconds kRankZeroFirst{1000};
+  static constexpr std::chrono::milliseconds kAgreedWait{100};
+  static constexpr std::chrono::milliseconds kPeerWait{3000};
   const Launch launch_ = launch();
   bool first_ = true;
 };
@@ -146,6 +156,12 @@ int run_command_line(int argc, const char* const* argv, double process_start_s) 
     for (const Problem& problem : e.problems()) {
       printer.print(problem.where.empty() ? problem.what : problem.where + ": " + problem.what, problem.hint);
     }
+    code = e.exit_code();
+  } catch (const AgreedError& e) {
+    printer.print_agreed(e);
+    code = e.exit_code();
+  } catch (const PeerFailure& e) {
+    printer.wait_for_end();
     code = e.exit_code();
   } catch (const Error& e) {
     printer.print(e.what(), e.hint());

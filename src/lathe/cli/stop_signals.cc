@@ -1,5 +1,6 @@
 #include "lathe/cli/stop_signals.h"
 
+#include <array>
 #include <atomic>
 #include <csignal>
 
@@ -16,8 +17,8 @@ std::atomic<bool> steps_have_begun{false};
 std::atomic<bool> is_told{true};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
-struct sigaction before_term;
-struct sigaction before_int;
+constexpr std::array kSignals{SIGTERM, SIGINT, SIGUSR1};
+std::array<struct sigaction, kSignals.size()> before;
 
 // Async-signal-safe calls alone.
 extern "C" void lathe_on_stop_signal(int signal) {
@@ -29,8 +30,7 @@ extern "C" void lathe_on_stop_signal(int signal) {
   const bool second = received_signal.exchange(signal) != 0;
   struct sigaction usual {};
   usual.sa_handler = SIG_DFL;
-  ::sigaction(SIGTERM, &usual, nullptr);
-  ::sigaction(SIGINT, &usual, nullptr);
+  for (const int each : kSignals) ::sigaction(each, &usual, nullptr);
   // Two at once may both come here, on two threads.
   if (second) ::raise(signal);
 }
@@ -45,15 +45,12 @@ StopSignals::StopSignals(bool tells) {
   action.sa_handler = lathe_on_stop_signal;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  sigaddset(&action.sa_mask, SIGTERM);
-  sigaddset(&action.sa_mask, SIGINT);
-  ::sigaction(SIGTERM, &action, &before_term);
-  ::sigaction(SIGINT, &action, &before_int);
+  for (const int each : kSignals) sigaddset(&action.sa_mask, each);
+  for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &action, &before[i]);
 }
 
 StopSignals::~StopSignals() {
-  ::sigaction(SIGTERM, &before_term, nullptr);
-  ::sigaction(SIGINT, &before_int, nullptr);
+  for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before[i], nullptr);
 }
 
 void StopSignals::started() {
@@ -61,8 +58,16 @@ void StopSignals::started() {
 }
 
 std::string StopSignals::received() {
-  const int signal = received_signal.load();
-  return signal == SIGTERM ? "SIGTERM" : signal == SIGINT ? "SIGINT" : "";
+  switch (received_signal.load()) {
+    case SIGTERM:
+      return "SIGTERM";
+    case SIGINT:
+      return "SIGINT";
+    case SIGUSR1:
+      return "SIGUSR1";
+    default:
+      return "";
+  }
 }
 
 }  // namespace lathe

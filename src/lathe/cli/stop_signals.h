@@ -1,4 +1,4 @@
-// SIGTERM and SIGINT while `lathe train` runs. Before the steps begin there is nothing to save: the process exits at once
+// SIGTERM, SIGINT and SIGUSR1 (which mpirun passes on to its ranks) while `lathe train` runs. Before the steps begin there is nothing to save: the process exits at once
 // with 75. From started() on the first signal is only noted, and the run saves and stops; a second one kills.
 #pragma once
 
@@ -16,7 +16,7 @@ class StopSignals {
   StopSignals& operator=(const StopSignals&) = delete;
 
   static void started();
-  [[nodiscard]] static std::string received();  // "SIGTERM", "SIGINT" or ""
+  [[nodiscard]] static std::string received();  // "SIGTERM", "SIGINT", "SIGUSR1" or ""
 };
 
 }  // namespace lathe

@@ -22,7 +22,7 @@ Examples:
   mpirun -np 4 lathe train run.yaml --set mesh.fsdp=4
   lathe train run.yaml --set run.save_every=50    after a stop or a crash, the same command goes on
 
-Ctrl-C or SIGTERM: saves a checkpoint, exits 75; a second one kills. docs/checkpoints.md has the rest.
+Ctrl-C, SIGTERM or SIGUSR1: saves a checkpoint, exits 75; a second one kills. docs/checkpoints.md has the rest.
 )";
 
 struct TrainArguments {

@@ -110,7 +110,7 @@ struct TokenScores {  // per scored token of a micro-batch
 
 struct RehearsedPeak;
 
-// Another rank could not do its part of a save.
+// Another rank could not do its part of a save, and has the reason.
 class PeerSaveError : public Error {
  public:
   using Error::Error;

@@ -7,6 +7,7 @@
 #include "lathe/data/rollouts.h"
 #include "lathe/io/files.h"
 #include "lathe/loop/memory_check.h"
+#include "lathe/loop/rank_errors.h"
 #include "lathe/loop/setup.h"
 #include "lathe/mesh/mpi.h"
 
@@ -154,14 +155,17 @@ ScoreSummary score(const RunConfig& config, const std::string& rollouts, const s
   options.frozen = true;
   options.trainable.clear();
   Engine engine(device, *communicator, model.config, model.layout, options, log);
-  engine.load(*model.folder);
-  for (const auto& [key, choice] : notes) {
-    if (key != "head.known_cotangent") log.info("{}: {}", key, choice);  // scoring has no loss
-  }
-
-  const double start = steady_seconds();
-  std::vector<LineScores> scores = score_lines(engine, file, packing, batching, log);
-  collect(scores, *communicator);
+  double start = 0;
+  std::vector<LineScores> scores;
+  told_to_ranks(*communicator, log, [&] {
+    engine.load(*model.folder);
+    for (const auto& [key, choice] : notes) {
+      if (key != "head.known_cotangent") log.info("{}: {}", key, choice);  // scoring has no loss
+    }
+    start = steady_seconds();
+    scores = score_lines(engine, file, packing, batching, log);
+    collect(scores, *communicator);
+  });
   ScoreSummary summary = summarize(file, scores);
   summary.seconds = steady_seconds() - start;
   summary.tokens_per_s = static_cast<double>(summary.tokens) / summary.seconds;

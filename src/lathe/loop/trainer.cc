@@ -9,6 +9,7 @@
 #include "lathe/loop/ledger_file.h"
 #include "lathe/loop/memory_check.h"
 #include "lathe/loop/memory_report.h"
+#include "lathe/loop/rank_errors.h"
 #include "lathe/mesh/ledger.h"
 #include "lathe/mesh/mpi.h"
 
@@ -68,10 +69,14 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
       feed_(config, batching_, source_),
       stop_after_(parse_stop_after(options.stop_after, config.run.steps)),
       base_(base_model(model_)) {
+  told_to_ranks(*communicator_, log_, [this] { prepare(); });
+}
+
+void Trainer::prepare() {
   // What can be refused is refused before the weights are read.
   if (resume_.has_value()) check_resume_point();
   if (is_finished()) return;
-  check_memory(config, model_.config, config.data.row_length, /*trains=*/true, rank_memory_bytes());
+  check_memory(config_, model_.config, config_.data.row_length, /*trains=*/true, rank_memory_bytes());
   source_.set_on_wait([this] { before_wait(); });
   // Before the first step a signal ends the process: nothing has to be left off here.
   static_cast<void>(feed_.read_ahead([] { return false; }));
@@ -139,18 +144,10 @@ bool Trainer::at_stop_point(int64_t micro_batches) const {
          *stop_after_ == StopPoint{.step = engine_->step(), .micro_batches = micro_batches};
 }
 
-bool Trainer::signal_came() {
-  if (!engine_->save_running()) finish_save();
-  if (stop_reason_.empty() && options_.stop_requested) stop_reason_ = options_.stop_requested();
-  return !stop_reason_.empty();
-}
-
 bool Trainer::stop_wanted() {
-  static_cast<void>(signal_came());
   if (stop_reason_.empty() && at_stop_point(micro_batches_))
     stop_reason_ = "--stop-after " + options_.stop_after;
-  // A signal may have come to one rank alone.
-  if (over_ranks(stop_reason_.empty() ? 0 : 1) > 0 && stop_reason_.empty()) stop_reason_ = "another rank";
+  static_cast<void>(look_over_ranks(ReadAhead::kThere));
   return !stop_reason_.empty();
 }
 
@@ -201,7 +198,7 @@ void Trainer::end_at_nonfinite(const StepResult& result) {
   } catch (const Error& e) {
     saved = fmt::format("nothing is saved ({})", e.what());
   }
-  throw Error(
+  throw AgreedError(
       ErrorKind::kGate, fmt::format("step {}", result.step),
       fmt::format("{}; optimizer.skip_nonfinite is false; {}", result.update.reason, saved),
       "look at that step's data; a lower learning rate often helps; skip_nonfinite: true skips such steps");
@@ -241,23 +238,25 @@ void Trainer::read_ahead() {
   report_pending();
   start_save();
   finish_save();
-  if (failure != nullptr) std::rethrow_exception(failure);
-  communicator_->barrier(Channel::kHost);  // until the leading rank ends the job
-}
-
-double Trainer::over_ranks(double value) const {
-  communicator_->all_reduce_max(
-      {.axes = kAxisAll, .phase = Phase::kPrepare, .tensor = "run", .channel = Channel::kHost},
-      std::span(&value, 1));
-  return value;
+  agree_on_failure(*communicator_, failure);
 }
 
 Trainer::ReadAhead Trainer::look_over_ranks(ReadAhead found) {
-  std::array<double, 2> both{static_cast<double>(found), signal_came() ? 1.0 : 0.0};
+  if (stop_reason_.empty() && options_.stop_requested) stop_reason_ = options_.stop_requested();
+  const int ranks = communicator_->mesh().size();
+  // A signal may have come to one rank alone; the first that has a reason names it. A save has ended when all have.
+  const int weight = stop_reason_.empty() ? 0 : ranks - communicator_->rank();
+  std::array<double, 3> all{static_cast<double>(found), static_cast<double>(weight),
+                            engine_->save_running() ? 1.0 : 0.0};
   communicator_->all_reduce_max(
-      {.axes = kAxisAll, .phase = Phase::kPrepare, .tensor = "run", .channel = Channel::kHost}, both);
-  if (both[1] > 0 && stop_reason_.empty()) stop_reason_ = "another rank";
-  return static_cast<ReadAhead>(static_cast<int>(both[0]));
+      {.axes = kAxisAll, .phase = Phase::kPrepare, .tensor = "run", .channel = Channel::kHost}, all);
+  if (all[1] > 0) {
+    const int first = ranks - static_cast<int>(all[1]);
+    stop_reason_ = text_of_rank(*communicator_, first, stop_reason_);
+    if (first > 0) stop_reason_ += fmt::format(" to rank {}", first);
+  }
+  if (all[2] == 0) finish_save();
+  return static_cast<ReadAhead>(static_cast<int>(all[0]));
 }
 
 // Of the first optimizer step; what was exchanged before it does not count.
@@ -308,6 +307,10 @@ void Trainer::run_steps() {
 }
 
 int Trainer::run() {
+  return told_to_ranks(*communicator_, log_, [this] { return run_to_end(); });
+}
+
+int Trainer::run_to_end() {
   if (is_finished()) {
     print_(fmt::format("nothing to do: {} has all {} steps; raise run.steps to go on", resume_->path,
                        config_.run.steps));

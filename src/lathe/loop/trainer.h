@@ -36,11 +36,12 @@ class Trainer {
   enum class ReadAhead : uint8_t { kThere, kLeftOff, kFailed, kWaits };
   // The rank that writes the run folder, the log and the report.
   [[nodiscard]] bool leads() const { return communicator_->rank() == 0; }
-  // The largest of all ranks' values; they all ask at the same place.
-  [[nodiscard]] double over_ranks(double value) const;
-  // The largest of all ranks' findings, and whether a signal came to one of them, which is noted.
+  // Of all ranks, which all come here: the largest of their findings; a reason to stop that one of them has, which is noted;
+  // and the end of a save beside the steps. Throws what that save threw.
   [[nodiscard]] ReadAhead look_over_ranks(ReadAhead found);
   void write_ledger();
+  void prepare();  // what the constructor does once the ranks have found each other
+  [[nodiscard]] int run_to_end();
   void check_resume_point();
   void load_weights();
   void open_folder();
@@ -54,9 +55,9 @@ class Trainer {
   void while_waiting(const std::function<void()>& work);
   void before_wait();  // for a rollout file: whoever writes it may wait for this run's weights
   void report_pending();
-  // Between micro-batches and between steps: whether to stop here. Throws what a save beside the steps threw.
-  [[nodiscard]] bool stop_wanted();  // all ranks together
-  [[nodiscard]] bool signal_came();  // to this rank
+  // Between micro-batches and between steps: whether to stop here; all ranks together. Throws what a save beside the
+  // steps threw.
+  [[nodiscard]] bool stop_wanted();
   [[noreturn]] void end_at_nonfinite(const StepResult& result);
   [[nodiscard]] bool at_stop_point(int64_t micro_batches) const;
   [[nodiscard]] int stop();
@@ -70,7 +71,7 @@ class Trainer {
   void write_share(const CheckpointName& name, const TrainState& state,
                    std::vector<std::vector<double>> old_logprobs);
   void start_save();   // of the steps and micro-batches that are queued; beside the steps that follow
-  void finish_save();  // waits for it; throws what it threw
+  void finish_save();  // waits for it; all ranks do. Throws what it threw on one of them
 
   const RunConfig& config_;
   const TrainOptions& options_;

@@ -1,10 +1,10 @@
 // Checkpoints of a run: what goes into them, and when the loop hears of their end.
-#include <chrono>
+#include <exception>
 #include <filesystem>
-#include <thread>
 #include <utility>
 
 #include "lathe/core/error.h"
+#include "lathe/loop/rank_errors.h"
 #include "lathe/loop/trainer.h"
 
 namespace lathe {
@@ -45,8 +45,7 @@ void Trainer::save_if_due() {
   start_save();
 }
 
-// On the saver's thread. A rank that fails tells the others, which must not wait for it: the steps go on beside the save,
-// and would wait for its end. In the middle of a step everybody waits for the save alone, and the job ends with the rank.
+// On the saver's thread. A rank that fails tells the others, which must not wait for it; all hear of it in finish_save.
 void Trainer::write_checkpoint(const CheckpointName& name, const TrainState& state,
                                std::vector<std::vector<double>> old_logprobs) {
   try {
@@ -54,7 +53,7 @@ void Trainer::write_checkpoint(const CheckpointName& name, const TrainState& sta
   } catch (const PeerSaveError&) {
     throw;
   } catch (...) {  // NOLINT: goes on
-    if (name.micro_batches == 0) engine_->meet_savers(true);
+    engine_->meet_savers(true);
     throw;
   }
 }
@@ -103,20 +102,25 @@ void Trainer::start_save() {
 
 void Trainer::finish_save() {
   if (!std::exchange(saving_, false)) return;
+  std::exception_ptr failure;
   try {
     engine_->finish_save();
   } catch (const PeerSaveError&) {
-    // The rank with the reason ends the job; this one only if that takes long.
-    std::this_thread::sleep_for(std::chrono::seconds(2));
-    throw;
+    failure = std::current_exception();
   } catch (const Error& e) {
-    if (e.kind() != ErrorKind::kRetryable) throw;
-    const std::vector<CheckpointName> complete = checkpoints_.complete();
-    const std::string newest = complete.empty()
-                                   ? "there is no checkpoint yet"
-                                   : "the newest checkpoint is " + checkpoints_.path_of(complete.back());
-    throw Error(e.kind(), "", e.what(), fmt::format("{}; {}", e.hint(), newest));
+    failure = std::current_exception();
+    if (e.kind() == ErrorKind::kRetryable) {
+      const std::vector<CheckpointName> complete = checkpoints_.complete();
+      const std::string newest = complete.empty()
+                                     ? "there is no checkpoint yet"
+                                     : "the newest checkpoint is " + checkpoints_.path_of(complete.back());
+      failure =
+          std::make_exception_ptr(Error(e.kind(), "", e.what(), fmt::format("{}; {}", e.hint(), newest)));
+    }
+  } catch (const std::exception&) {
+    failure = std::current_exception();
   }
+  agree_on_failure(*communicator_, failure);
   print_(fmt::format("checkpoint: {}", checkpoints_.path_of(*saved_)));
 }
 

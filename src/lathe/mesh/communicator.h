@@ -8,7 +8,7 @@
 // Exchanges whose group has one rank copy where source and destination differ, and are not counted.
 //
 // `start_*` return at once: the exchange goes on beside the kernels that follow, and buffers belong to it until
-// Request::wait returns. A peer that fails or goes away makes wait throw a retryable error with its rank and reason.
+// Request::wait returns. A peer that fails makes wait throw a PeerFailure with its rank and reason.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,7 @@
 #include <span>
 #include <string>
 
+#include "lathe/core/error.h"
 #include "lathe/core/memory.h"
 #include "lathe/core/view.h"
 
@@ -120,6 +121,12 @@ class Request {
   std::unique_ptr<Work> work_;
 };
 
+// Another rank gave up: "rank 2 failed: ...". That one ends the job.
+class PeerFailure : public Error {
+ public:
+  PeerFailure(int rank, const std::string& reason);
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -163,8 +170,8 @@ class Communicator {
   virtual void all_reduce_max(const Exchange& exchange, std::span<double> values) = 0;
   virtual void barrier(Channel channel) = 0;
 
-  // This rank gives up: its exchanges, under way and later ones, throw; so do those of the others where they can be told.
-  // For whoever must join threads that may stand in wait() after an error. From any thread.
+  // This rank gives up: its exchanges, under way and later ones, throw, and those of the others a PeerFailure. The first
+  // reason counts. For whoever must join threads that may stand in wait() after an error. From any thread.
   virtual void fail(const std::string& /*reason*/) {}
 
   // What was exchanged so far; null on one rank.

@@ -61,10 +61,15 @@ void ExchangeThread::fail(const std::string& reason) {
   {
     const std::lock_guard lock(mutex_);
     if (error_ != nullptr) return;
-    error_ = std::make_exception_ptr(
-        Error(ErrorKind::kRetryable, "mesh", "exchanges were called off: " + reason, ""));
   }
+  // First: with the error the thread may end, and the transport must know the reason by then.
   transport_->fail(reason);
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_ == nullptr)
+      error_ = std::make_exception_ptr(
+          Error(ErrorKind::kRetryable, "mesh", "exchanges were called off: " + reason, ""));
+  }
   wake();
 }
 

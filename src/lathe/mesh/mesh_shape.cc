@@ -72,6 +72,9 @@ const char* phase_name(Phase phase) {
   return "?";
 }
 
+PeerFailure::PeerFailure(int rank, const std::string& reason)
+    : Error(ErrorKind::kRetryable, fmt::format("rank {} failed", rank), reason) {}
+
 Request& Request::operator=(Request&& other) noexcept {
   end();
   work_ = std::move(other.work_);

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,6 +21,10 @@ namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 30;  // of one message: MPI counts in int
 constexpr std::chrono::milliseconds kClosingPause{1};
+// Of the message that tells why a rank failed: above the tags of exchanges (ranked_communicator.cc), below MPI's bound.
+constexpr int kFailureTag = 1 << 22;
+constexpr int kFailureBytes = 1000;
+constexpr int kFailurePauses = 200;  // until it has left; it is small, and does not wait for its reader
 
 void check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
@@ -44,6 +49,11 @@ class MpiTransport final : public Transport {
     LATHE_CHECK(provided >= MPI_THREAD_SERIALIZED, "this MPI allows no threads");
     LATHE_CHECK(ranks == mesh.size() && own == rank, "rank {} of {} by MPI, {} of {} by its environment", own,
                 ranks, rank, mesh.size());
+    ranks_ = ranks;
+    rank_ = rank;
+    check(MPI_Irecv(heard_.data(), kFailureBytes, MPI_CHAR, MPI_ANY_SOURCE, kFailureTag, MPI_COMM_WORLD,
+                    &hearing_),
+          "MPI_Irecv");
   }
 
   void post_send(int peer, int tag, const std::byte* data, int64_t bytes, int* left) override {
@@ -67,6 +77,7 @@ class MpiTransport final : public Transport {
   }
 
   bool progress() override {
+    listen();
     if (requests_.empty()) return false;
     over_.resize(requests_.size());
     int count = 0;
@@ -87,12 +98,21 @@ class MpiTransport final : public Transport {
   }
 
   [[nodiscard]] bool wakes() const override { return false; }
-  // The others hear of it when this process aborts.
-  void fail(const std::string& /*reason*/) override {}
+
+  // Sent by close(): MPI is the communication thread's.
+  void fail(const std::string& reason) override {
+    const std::lock_guard lock(reason_mutex_);
+    if (reason_.empty()) reason_ = reason;
+  }
 
   // Not clean: MPI_Finalize would wait for ranks that wait for this one. The process is about to end.
   void close(bool clean) override {
-    if (!clean) return;
+    if (!clean) {
+      if (!has_heard_) tell();
+      return;
+    }
+    check(MPI_Cancel(&hearing_), "MPI_Cancel");
+    check(MPI_Wait(&hearing_, MPI_STATUS_IGNORE), "MPI_Wait");
     // Others may write a checkpoint for minutes: wait without taking a core.
     MPI_Request request = MPI_REQUEST_NULL;
     check(MPI_Ibarrier(MPI_COMM_WORLD, &request), "MPI_Ibarrier");
@@ -104,6 +124,38 @@ class MpiTransport final : public Transport {
   }
 
  private:
+  // Throws when another rank has failed.
+  void listen() {
+    int heard = 0;
+    MPI_Status status{};
+    check(MPI_Test(&hearing_, &heard, &status), "MPI_Test");
+    if (heard == 0) return;
+    has_heard_ = true;
+    int length = 0;
+    check(MPI_Get_count(&status, MPI_CHAR, &length), "MPI_Get_count");
+    throw PeerFailure(status.MPI_SOURCE, std::string(heard_.data(), static_cast<size_t>(length)));
+  }
+
+  void tell() {
+    const std::lock_guard lock(reason_mutex_);
+    const std::string text = (reason_.empty() ? "stopped by an error" : reason_).substr(0, kFailureBytes);
+    std::copy(text.begin(), text.end(), told_.begin());
+    std::vector<MPI_Request> sends;
+    for (int peer = 0; peer < ranks_; ++peer) {
+      if (peer == rank_) continue;
+      sends.push_back(MPI_REQUEST_NULL);
+      MPI_Isend(told_.data(), static_cast<int>(text.size()), MPI_CHAR, peer, kFailureTag, MPI_COMM_WORLD,
+                &sends.back());
+    }
+    int done = 0;
+    for (int i = 0; i < kFailurePauses && done == 0; ++i) {
+      if (MPI_Testall(static_cast<int>(sends.size()), sends.data(), &done, MPI_STATUSES_IGNORE) !=
+          MPI_SUCCESS)
+        return;
+      if (done == 0) std::this_thread::sleep_for(kClosingPause);
+    }
+  }
+
   void add(MPI_Request request, int* left, bool further_part) {
     requests_.push_back(request);
     left_.push_back(left);
@@ -114,6 +166,15 @@ class MpiTransport final : public Transport {
   std::vector<MPI_Request> requests_;
   std::vector<int*> left_;
   std::vector<int> over_;
+
+  int ranks_ = 1;
+  int rank_ = 0;
+  std::array<char, kFailureBytes> heard_{};
+  MPI_Request hearing_ = MPI_REQUEST_NULL;  // of the rank that fails, if one does
+  bool has_heard_ = false;
+  std::mutex reason_mutex_;
+  std::string reason_;
+  std::array<char, kFailureBytes> told_{};
 };
 
 }  // namespace

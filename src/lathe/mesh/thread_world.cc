@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -34,7 +35,7 @@ struct ThreadWorld::Mailboxes {
   std::vector<Rank> ranks;
   std::map<Key, std::deque<Message>> sends;
   std::map<Key, std::deque<Message>> receives;
-  std::string failure;  // "rank 2 failed: ..."
+  std::optional<std::pair<int, std::string>> failure;  // the first rank that failed, and why
 
   // Takes the first message of the other side, if there is one.
   static bool take(std::map<Key, std::deque<Message>>* waiting, const Key& key, Message* message) {
@@ -65,12 +66,12 @@ struct ThreadWorld::Mailboxes {
   }
 
   void fail_locked(int rank, const std::string& reason) {
-    if (failure.empty()) failure = fmt::format("rank {} failed: {}", rank, reason);
+    if (!failure.has_value()) failure.emplace(rank, reason);
     wake_all();
   }
 
   void check_alive(int rank) {
-    if (!failure.empty()) retryable_error("mesh", failure);
+    if (failure.has_value()) throw PeerFailure(failure->first, failure->second);
     for (const auto* waiting : {&sends, &receives}) {
       for (const auto& [key, messages] : *waiting) {
         const auto [from, to, tag] = key;

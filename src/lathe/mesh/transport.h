@@ -23,10 +23,10 @@ class Transport {
   virtual bool progress() = 0;
   // True: calls `wake` when there is something for progress() to find; false: progress() must be asked.
   [[nodiscard]] virtual bool wakes() const = 0;
-  // This rank gives up; the others are told, where the transport can. From any thread.
+  // This rank gives up; the others are told the first reason, at the latest by close(). From any thread.
   virtual void fail(const std::string& reason) = 0;
   // The last call. clean: all messages of this rank are over, and the other ranks close before long too. Otherwise what is
-  // under way is called off, so that buffers may go, and somebody tells the other ranks why.
+  // under way is called off, so that buffers may go.
   virtual void close(bool clean) = 0;
 };
 

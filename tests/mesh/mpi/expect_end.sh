@@ -12,6 +12,9 @@ case $what in
   throw)
     [ "$code" -eq 3 ] || { echo "exit code $code, not 3" >&2; exit 1; }
     grep -q '^rank 2: rollouts.jsonl:7: has no tokens$' <<<"$output" || exit 1
+    for rank in 0 1; do
+      grep -q "^rank $rank: rank 2 failed: rollouts.jsonl:7: has no tokens\$" <<<"$output" || exit 1
+    done
     ;;
   kill)
     [ "$code" -eq 137 ] || { echo "exit code $code, not 137" >&2; exit 1; }

@@ -1,4 +1,5 @@
 // One rank of the MPI tests: mpi_ranks WHAT. Ends with 0 when everything it checked is right.
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <string>
@@ -6,9 +7,7 @@
 
 #include <unistd.h>
 
-#include "lathe/core/clock.h"
 #include "lathe/core/error.h"
-#include "lathe/mesh/ledger.h"
 #include "lathe/mesh/mpi.h"
 
 #include "mesh/rank_values.h"
@@ -67,34 +66,8 @@ void check_all(Communicator& communicator) {
   host.join();
 }
 
-// How much of an exchange of a layer's size goes on while this thread computes.
-void report_progress(Communicator& communicator) {
-  constexpr int64_t kElements = int64_t{4} << 20;
-  std::vector<float> part = values_of(communicator.rank(), kElements / communicator.mesh().size());
-  std::vector<float> whole(static_cast<size_t>(kElements));
-  const GatherPiece piece{view_of(part), view_of(whole)};
-  for (const bool busy : {false, true}) {
-    communicator.ledger()->reset();
-    for (int i = 0; i < 5; ++i) {
-      communicator.barrier(Channel::kDevice);
-      Request request = communicator.start_all_gather(exchange_of(kAxisAll), {&piece, 1});
-      double x = 1;
-      for (const double end = steady_seconds() + 0.1; busy && steady_seconds() < end;) x += 1 / x;
-      LATHE_CHECK(x > 0, "{}", x);
-      request.wait();
-    }
-    const LedgerEntry total = communicator.ledger()->entries().at(0);
-    LATHE_CHECK(!busy || total.exposed_s < 0.05 * 5, "{} s of 5 exchanges stayed for their end",
-                total.exposed_s);
-    if (communicator.rank() == 0)
-      std::printf("busy %d: %.1f ms exposed of %.1f ms\n", static_cast<int>(busy), 200 * total.exposed_s,
-                  200 * total.wait_s);
-  }
-}
-
 void run(Communicator& communicator, const std::string& what) {
   if (what == "collectives") return check_all(communicator);
-  if (what == "progress") return report_progress(communicator);
   communicator.barrier(Channel::kHost);
   const bool chosen = communicator.rank() == communicator.mesh().size() - 1;
   if (chosen && what == "throw") data_error("rollouts.jsonl:7", "has no tokens");
@@ -106,7 +79,15 @@ int run_rank(const std::string& what) {
   try {
     const auto memory = make_host_memory(true);
     const auto communicator = make_communicator(mesh_of(launch_from_environment().ranks), *memory);
-    run(*communicator, what);
+    try {
+      run(*communicator, what);
+    } catch (const Error& e) {
+      communicator->fail(e.what());
+      throw;
+    }
+  } catch (const PeerFailure& e) {
+    std::fprintf(stderr, "rank %d: %s\n", launch_from_environment().rank, e.what());
+    std::this_thread::sleep_for(std::chrono::seconds(10));  // that one ends this one
   } catch (const Error& e) {
     std::fprintf(stderr, "rank %d: %s\n", launch_from_environment().rank, e.what());
     abort_ranks(e.exit_code());
