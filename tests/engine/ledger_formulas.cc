@@ -260,6 +260,8 @@ class Formulas {
     }
     gather(Phase::kForward, "lm_head.weight", kAxesDense, table * kFloat, chunks);
     reduce(Phase::kBackward, "lm_head.weight", kAxesDense, table * kFloat, chunks);
+    if (case_.head == HeadMode::kFused && case_.known)
+      all_reduce(Phase::kForward, "head.finite", kAxisContext, 8);
     all_reduce(Phase::kForward, "head.scores", kAxisContext, batch_.scored() * 16);  // log-prob and entropy
   }
 

@@ -28,6 +28,7 @@ struct LedgerCase {
   bool pipeline = false;
   DeltaContext delta = DeltaContext::kSequence;
   int64_t micro_batches = 1;
+  bool known = false;  // cotangents
 };
 
 [[nodiscard]] ModelConfig config_of(const LedgerCase& c);

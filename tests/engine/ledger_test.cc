@@ -27,7 +27,7 @@ void after_step(const LedgerCase& c, const std::vector<int>& lengths, const Look
   EngineOptions options = tiny_options();
   options.head_mode = c.head;
   options.head_chunk = c.head_chunk;
-  options.known_cotangent = false;
+  options.known_cotangent = c.known;
   options.replicate_sequence = c.replicate;
   options.token_chunks = c.token_chunks;
   options.chunk_pipeline = c.pipeline;
@@ -137,6 +137,7 @@ TEST(Ledger, BytesOfContextAreTheFormulas) {
     expect_formulas({.mesh = {.context = 2}, .remat = remat, .micro_batches = 2});
     expect_formulas({.mesh = {.context = 2}, .remat = remat, .delta = DeltaContext::kHeads});
     expect_formulas({.mesh = {.context = 4}, .remat = remat});
+    expect_formulas({.mesh = {.context = 2}, .remat = remat, .known = true});
   }
   for (const bool replicate : {false, true}) {
     expect_formulas({.mesh = {.fsdp = 2, .context = 2}, .head = HeadMode::kChunked, .replicate = replicate});

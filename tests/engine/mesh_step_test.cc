@@ -1,5 +1,7 @@
 // A step on many ranks against the same step on one: every gradient, the loss, the weights after it.
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include <gtest/gtest.h>
@@ -207,6 +209,46 @@ TEST(MeshStep, AGradientThatIsNotFiniteIsNamedOnEveryRank) {
     EXPECT_TRUE(result.update.skipped) << rank;
     EXPECT_NE(result.update.reason.find(down.spec->slices.front().tensor), std::string::npos)
         << "rank " << rank << ": " << result.update.reason;
+  });
+}
+
+// An id whose embedding is too large stands in the last shard alone: the sequence's tokens on the first one are scored
+// finitely, and their cotangents change all the same.
+TEST(MeshStep, ALogProbThatIsNotFiniteOnOneShardIsKnownOnAll) {
+  const ModelConfig config = tiny_config(dense_layers());
+  auto trajectories = random_trajectories(config, {20, 40}, 5);
+  const auto bad = static_cast<int32_t>(config.vocab_size - 1);
+  for (TinyTrajectory& t : trajectories) {
+    for (int32_t& id : t.prompt) id = id == bad ? 0 : id;
+    for (int32_t& id : t.completion) id = id == bad ? 0 : id;
+  }
+  trajectories[1].completion[trajectories[1].completion.size() - 3] = bad;
+  EngineOptions options = tiny_options();
+  const auto step = [&](TinyEngine& tiny, const MeshShape& mesh, int rank) {
+    const RowShare share{.index = mesh.index(rank, kAxesRows),
+                         .count = mesh.size(kAxesRows),
+                         .length_multiple = row_multiple(mesh.context, 1)};
+    Engine& engine = tiny.engine();
+    engine.keep_last_layers(config.num_layers());
+    const size_t table = *index_of(engine.store(), ParameterRole::kEmbedding, -1);
+    std::vector<float> values(static_cast<size_t>(config.vocab_size * config.hidden_size), 0.01F);
+    std::fill(values.end() - config.hidden_size, values.end(), std::numeric_limits<float>::infinity());
+    engine.device_thread().run([&] { engine.store().write_value(table, values); });
+    return tiny.step(tiny_batches(trajectories, {.rows = 1, .row_length = 64}, true, share));
+  };
+  TinyEngine alone(config, ref_f64(), options);
+  const StepResult one = step(alone, {}, 0);
+  EXPECT_EQ(one.head_restarts, 1);
+  EXPECT_GT(one.stats.nonfinite_tokens, 0);
+  const MeshShape mesh{.context = 2};
+  run_ranks_of(mesh, [&](ThreadWorld& world, int rank) {
+    const auto make = [&](DeviceMemory& memory) { return world.communicator(rank, memory); };
+    TinyEngine tiny(config, ref_f64(), options, 7, make);
+    const StepResult result = step(tiny, mesh, rank);
+    EXPECT_EQ(result.head_restarts, 1) << rank;
+    EXPECT_EQ(result.stats.nonfinite_tokens, one.stats.nonfinite_tokens) << rank;
+    EXPECT_EQ(result.update.skipped, one.update.skipped) << rank;
+    EXPECT_NEAR(result.loss, one.loss, 1e-11) << rank;
   });
 }
 

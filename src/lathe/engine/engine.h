@@ -215,6 +215,7 @@ class Engine {
                                             const LossResult& loss);
   // No cotangent depends on other tokens' log-probs, whatever they are.
   [[nodiscard]] bool may_know_cotangents() const;
+  [[nodiscard]] bool logits_finite_on_all_shards(const PreparedMicroBatch& prepared, const Scored& scored);
   [[nodiscard]] ParameterRole head_table() const;
   template <typename Fn>
   void for_each_chunk(const Scored& scored, Phase phase, const Fn& fn);

@@ -245,15 +245,30 @@ bool Engine::may_know_cotangents() const {
          !options_.grpo.depends_on_whole_sequences();
 }
 
+// Sequences cross shards: a log-prob that is not finite on one of them changes the cotangents of all.
+bool Engine::logits_finite_on_all_shards(const PreparedMicroBatch& prepared, const Scored& scored) {
+  const auto& temperatures = prepared.host.temperature;
+  const bool finite = prepared.scored.empty() ||
+                      logits_are_finite(device_, scored.normed, scored.table[head_table()],
+                                        *std::min_element(temperatures.begin(), temperatures.end()));
+  double infinite_shards = finite ? 0 : 1;
+  if (communicator_.size(kAxisContext) > 1) {
+    communicator_.all_reduce_max({.axes = kAxisContext,
+                                  .phase = Phase::kForward,
+                                  .tensor = "head.finite",
+                                  .channel = Channel::kDevice},
+                                 std::span(&infinite_shards, 1));
+  }
+  return infinite_shards == 0;
+}
+
 LossResult Engine::score_for_loss(const PreparedMicroBatch& prepared, Scored& scored) {
-  if (may_know_cotangents() && !prepared.scored.empty()) {
-    const ConstView table = scored.table[head_table()];
-    const auto& temperatures = prepared.host.temperature;
-    if (logits_are_finite(device_, scored.normed, table,
-                          *std::min_element(temperatures.begin(), temperatures.end()))) {
-      return score_with_known_cotangents(prepared, scored, table);
+  if (may_know_cotangents()) {
+    if (!logits_finite_on_all_shards(prepared, scored)) {
+      ++accumulated_.head_restarts;
+    } else if (!prepared.scored.empty()) {
+      return score_with_known_cotangents(prepared, scored, scored.table[head_table()]);
     }
-    ++accumulated_.head_restarts;
   }
   return loss_of(prepared.host, score_only(prepared, scored));
 }
