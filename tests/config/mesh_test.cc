@@ -44,6 +44,9 @@ TEST_F(MeshOfRunFile, SizesThatDoNotMultiplyToTheRanksAreNamed) {
             "mesh (data -1, fsdp 1, context 1, expert -1): two axes are -1");
   EXPECT_EQ(problem({"mesh.context=0"}, 1), "mesh (data 1, fsdp 1, context 0, expert 1): context is 0");
   EXPECT_EQ(problem({"mesh.fsdp=2", "mesh.data=2"}, 4), "");
+  // And what follows from a refused key is not told.
+  EXPECT_EQ(problem({"mesh.fsdp=-2"}, 2), "mesh.fsdp must be an integer in [-1, 32768], got -2");
+  EXPECT_EQ(problem({"mesh.fspd=2"}, 2), "unknown option 'mesh.fspd'");
 }
 
 }  // namespace

@@ -229,6 +229,21 @@ TEST_F(MeshRuns, ASignalIsHeardWhileTheLeadingRankWaitsForAFile) {
   EXPECT_TRUE(fs::exists("run/checkpoints/step_000001/COMPLETE"));
 }
 
+TEST_F(MeshRuns, AMeshThatDoesNotFitIsToldOnce) {
+  for (const std::string axis : {"-1", "0", "3"}) {
+    std::vector<std::string> command = train({{"fsdp", 2}}, "run");
+    command.insert(command.end(), {"--set", "mesh.context=-1", "--set", "mesh.fsdp=" + axis});
+    const Finished done = run_lathe(command);
+    EXPECT_EQ(done.code, 2) << done.err;
+    const size_t error =
+        done.err.find("error: --set: mesh (data 1, fsdp " + axis + ", context -1, expert 1): ");
+    ASSERT_NE(error, std::string::npos) << done.err;
+    EXPECT_NE(done.err.find("\nhint: ", error), std::string::npos) << done.err;
+    EXPECT_EQ(done.err.find("error: ", error + 1), std::string::npos) << done.err;
+    EXPECT_FALSE(fs::exists("run"));
+  }
+}
+
 TEST_F(MeshRuns, AKilledRankEndsTheJobAndItGoesOn) {
   RunningLathe lathe(train(kFsdpContext, "run", {"run.steps=100000", "run.save_every=2"}));
   ASSERT_TRUE(lathe.wait_until([] { return fs::exists("run/checkpoints/latest"); }));

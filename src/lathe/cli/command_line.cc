@@ -59,7 +59,7 @@ class ProblemPrinter {
       return {};
     }
   }
-  static constexpr std::chrono::milliseconds kRankZeroFirst{1000};
+  static constexpr std::chrono::milliseconds kRankZeroFirst{1500};  // mpirun takes one to end the others
   static constexpr std::chrono::milliseconds kAgreedWait{100};
   static constexpr std::chrono::milliseconds kPeerWait{3000};
   const Launch launch_ = launch();

@@ -105,7 +105,7 @@ class Loader {
         "", [&] { apply(*option, set_value(*option, set.substr(equals + 1), place), place, "--set", ""); });
   }
 
-  // Keys whose value was refused; the config holds their default.
+  // Keys that were refused, for their name or their value; the config holds the default.
   [[nodiscard]] const std::set<std::string>& failed() const { return failed_; }
 
  private:
@@ -132,6 +132,7 @@ class Loader {
 
   void add_unknown(const std::string& place, const std::string& section, const std::string& name) {
     const std::string key = section.empty() ? name : section + "." + name;
+    failed_.insert(key);
     if (section == "remat" && edit_distance(name, "policy") > 2) {
       problems_->add(
           place, fmt::format("{}: keeping or recomputing named tensors is not built in this version", key),
@@ -211,6 +212,13 @@ class Loader {
   std::set<std::string> failed_;
 };
 
+// Unless a key of it was refused: then it is not the mesh that was meant.
+void check_mesh(LoadedConfig* loaded, int ranks, const std::set<std::string>& failed, ProblemList* problems) {
+  const bool doubtful =
+      std::any_of(failed.begin(), failed.end(), [](const auto& key) { return key.starts_with("mesh."); });
+  if (!doubtful) resolve_mesh(loaded, ranks, problems);
+}
+
 }  // namespace
 
 LoadedConfig load_train_config(const std::string& run_file, const std::vector<std::string>& sets, int ranks) {
@@ -220,7 +228,7 @@ LoadedConfig load_train_config(const std::string& run_file, const std::vector<st
   loader.read_file(run_file);
   for (const std::string& set : sets) loader.read_set(set, false);
   check_required(loaded, run_file, &problems);
-  resolve_mesh(&loaded, ranks, &problems);
+  check_mesh(&loaded, ranks, loader.failed(), &problems);
   check_values(loaded, loader.failed(), &problems);
   problems.throw_if_any();
   return loaded;
@@ -231,7 +239,7 @@ LoadedConfig load_score_config(const std::vector<std::string>& sets, int ranks) 
   ProblemList problems;
   Loader loader(&loaded, &problems);
   for (const std::string& set : sets) loader.read_set(set, true);
-  resolve_mesh(&loaded, ranks, &problems);
+  check_mesh(&loaded, ranks, loader.failed(), &problems);
   check_values(loaded, loader.failed(), &problems);
   problems.throw_if_any();
   return loaded;
