@@ -1,11 +1,10 @@
 // A frozen leaf on many ranks: no gradient, nothing computed or exchanged for it, and every other gradient the same bits.
+#include <map>
+#include <string>
+
 #include <gtest/gtest.h>
 
-#include "lathe/engine/rehearsal.h"
-#include "lathe/mesh/ledger.h"
-#include "lathe/mesh/plan_communicator.h"
-#include "lathe/mesh/virtual_clock.h"
-
+#include "engine/plan_engine.h"
 #include "engine/whole_step.h"
 
 namespace lathe::test {
@@ -48,26 +47,11 @@ struct Work {
 
 // Forward and backward of a micro-batch on a device that counts kernels.
 Work work_of(const std::string& leaf, bool frozen) {
-  VirtualClock clock(0);
-  Device plan(
-      {.name = "plan", .threads = 1, .isa = chosen_isa(), .poison = false, .float_type = DType::kF32});
-  plan.queue = make_clock_queue(clock, 1);
-  const std::unique_ptr<Communicator> communicator =
-      make_plan_communicator({.fsdp = 2}, 0, *plan.memory, &clock);
-  Log silent(false);
-  const ModelConfig config = tiny_config({{MixerKind::kFullAttention, MlpKind::kDense}});
   EngineOptions options = tiny_options();
   if (frozen) options.trainable = {fmt::format("^(?!.*{})", leaf)};
-  Engine engine(plan, *communicator, config, layout_from_names(config, HfNaming{}), options, silent);
-  engine.keep_last_layers(1);
-  MicroBatch batch = largest_micro_batch(1, 64);
-  batch.old_logprobs.resize(static_cast<size_t>(batch.scored()), 0);
-  const auto prepared = engine.prepare(batch);
-  const double begin = clock.now();
-  engine.fwd_bwd(prepared);
-  engine.wait_for_device();
-  Work out{clock.now() - begin};
-  for (const LedgerEntry& entry : communicator->ledger()->entries()) {
+  PlanEngine plan(tiny_config({{MixerKind::kFullAttention, MlpKind::kDense}}), {.fsdp = 2}, 0, options);
+  Work out{plan.fwd_bwd(scored_row(64))};
+  for (const LedgerEntry& entry : plan.exchanged()) {
     if (entry.tensor.find(leaf) == std::string::npos) continue;
     out.gathers += entry.kind == CollectiveKind::kAllGather ? entry.count : 0;
     out.reductions += entry.kind == CollectiveKind::kReduceScatter ? entry.count : 0;

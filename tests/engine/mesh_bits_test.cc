@@ -1,4 +1,6 @@
 // A layout gives its bits again: run twice, and with other threads per rank.
+#include <ostream>
+
 #include <gtest/gtest.h>
 
 #include "engine/whole_step.h"
@@ -14,13 +16,17 @@ struct BitsCase {
   int64_t token_chunks = 1;
 };
 
+std::ostream& operator<<(std::ostream& out, const BitsCase& c) {
+  return out << c.name;
+}
+
 class MeshBits : public testing::TestWithParam<BitsCase> {};
 
 TEST_P(MeshBits, SameTwiceAndForOneAndTwoThreadsPerRank) {
   const BitsCase& c = GetParam();
   MeshRun run;
   run.config = tiny_config(hybrid_layers());
-  run.batches = some_batches(run.config);
+  run.batches = some_batches(run.config, 6);  // hundreds of tokens per rank: work for two
   run.mesh = c.mesh;
   run.options.head_mode = c.head;
   run.options.head_chunk = 7;

@@ -1,10 +1,7 @@
 // What a rank holds of the model falls as one over the ranks that divide it.
 #include <gtest/gtest.h>
 
-#include "lathe/engine/rehearsal.h"
-#include "lathe/mesh/plan_communicator.h"
-
-#include "engine/tiny_model.h"
+#include "engine/plan_engine.h"
 
 namespace lathe::test {
 namespace {
@@ -29,22 +26,13 @@ ModelConfig model() {
 
 // Between steps, after a first one of two micro-batches, on a device that holds nothing.
 MemoryUse held(const MeshShape& mesh, int rank, DType weights) {
-  Device plan(
-      {.name = "plan", .threads = 1, .isa = chosen_isa(), .poison = false, .float_type = DType::kF32});
-  const std::unique_ptr<Communicator> communicator =
-      mesh.size() == 1 ? make_solo_communicator() : make_plan_communicator(mesh, rank, *plan.memory);
-  Log silent(false);
-  const ModelConfig config = model();
   EngineOptions options = tiny_options();
   options.weight_dtype = weights;
-  Engine engine(plan, *communicator, config, layout_from_names(config, HfNaming{}), options, silent);
-  engine.keep_last_layers(config.num_layers());
-  MicroBatch batch = largest_micro_batch(1, 64);
-  batch.old_logprobs.resize(static_cast<size_t>(batch.scored()), 0);
-  for (int i = 0; i < 2; ++i) engine.fwd_bwd(engine.prepare(batch));
-  auto update = engine.update();
-  static_cast<void>(engine.result_of(update));
-  return plan.memory->live();
+  PlanEngine plan(model(), mesh, rank, options);
+  for (int i = 0; i < 2; ++i) static_cast<void>(plan.fwd_bwd(scored_row(64)));
+  auto update = plan.engine().update();
+  static_cast<void>(plan.engine().result_of(update));
+  return plan.held();
 }
 
 TEST(MeshMemory, WeightsGradientsAndOptimizerFallAsOneOverTheRanks) {

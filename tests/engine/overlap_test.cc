@@ -2,12 +2,7 @@
 // as a case says.
 #include <gtest/gtest.h>
 
-#include "lathe/engine/rehearsal.h"
-#include "lathe/mesh/ledger.h"
-#include "lathe/mesh/plan_communicator.h"
-#include "lathe/mesh/virtual_clock.h"
-
-#include "engine/tiny_model.h"
+#include "engine/plan_engine.h"
 
 namespace lathe::test {
 namespace {
@@ -29,25 +24,10 @@ struct Timeline {
 enum class Pass : uint8_t { kForward, kBoth };
 
 Timeline run(const OverlapCase& c, Pass pass) {
-  VirtualClock clock(c.seconds_per_byte);
-  Device plan(
-      {.name = "plan", .threads = 1, .isa = chosen_isa(), .poison = false, .float_type = DType::kF32});
-  plan.queue = make_clock_queue(clock, 1);
-  const std::unique_ptr<Communicator> communicator = make_plan_communicator(c.mesh, 0, *plan.memory, &clock);
-  Log silent(false);
-  Engine engine(plan, *communicator, c.config, layout_from_names(c.config, HfNaming{}), c.options, silent);
-  engine.keep_last_layers(c.config.num_layers());
-  MicroBatch batch = largest_micro_batch(1, c.row_length);
-  batch.old_logprobs.resize(static_cast<size_t>(batch.scored()), 0);
-  auto prepared = engine.prepare(batch);
-  const double begin = clock.now();
-  if (pass == Pass::kForward) {
-    static_cast<void>(engine.score(prepared));
-  } else {
-    engine.fwd_bwd(prepared);
-    engine.wait_for_device();
-  }
-  return {clock.now() - begin, communicator->ledger()->entries()};
+  PlanEngine plan(c.config, c.mesh, 0, c.options, c.seconds_per_byte);
+  const MicroBatch batch = scored_row(c.row_length);
+  const double seconds = pass == Pass::kForward ? plan.score(batch) : plan.fwd_bwd(batch);
+  return {seconds, plan.exchanged()};
 }
 
 // Of the time that these exchanges take alone on the link; above 1 where they stand behind others.

@@ -1,4 +1,6 @@
 // Exchanges of a step that are left out, one at a time: the step is another one then.
+#include <ostream>
+
 #include <gtest/gtest.h>
 
 #include "engine/whole_step.h"
@@ -19,6 +21,9 @@ struct Fault {
   DroppedExchange dropped;
   Program program = {};
 };
+std::ostream& operator<<(std::ostream& out, const Fault& fault) {
+  return out << fault.dropped.tensor << " in " << phase_name(fault.dropped.phase);
+}
 
 class PlantedFault : public testing::TestWithParam<Fault> {};
 

@@ -49,11 +49,13 @@ WholeStep run_whole_step(const MeshRun& run) {
   return out;
 }
 
-std::function<std::vector<MicroBatch>(const RowShare& share)> some_batches(const ModelConfig& config) {
-  return
-      [trajectories = random_trajectories(config, {61, 40, 22, 17, 9, 30, 3, 58}, 5)](const RowShare& share) {
-        return tiny_batches(trajectories, {.rows = 4, .row_length = 64}, true, share);
-      };
+std::function<std::vector<MicroBatch>(const RowShare& share)> some_batches(const ModelConfig& config,
+                                                                           int scale) {
+  std::vector<int> lengths{61, 40, 22, 17, 9, 30, 3, 58};
+  for (int& length : lengths) length *= scale;
+  return [trajectories = random_trajectories(config, lengths, 5), scale](const RowShare& share) {
+    return tiny_batches(trajectories, {.rows = 4, .row_length = 64 * scale}, true, share);
+  };
 }
 
 double difference(const WholeStep& actual, const WholeStep& expected) {

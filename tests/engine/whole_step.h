@@ -32,9 +32,9 @@ struct WholeStep {
 
 [[nodiscard]] WholeStep run_whole_step(const MeshRun& run);
 
-// Rows of 64 positions, cut anywhere by sequences, of which all but prompts are scored.
+// Four rows of 64 * scale positions, cut anywhere by sequences, of which all but prompts are scored.
 [[nodiscard]] std::function<std::vector<MicroBatch>(const RowShare& share)> some_batches(
-    const ModelConfig& config);
+    const ModelConfig& config, int scale = 1);
 
 // Largest relative difference of a gradient, and of the loss.
 [[nodiscard]] double difference(const WholeStep& actual, const WholeStep& expected);
