@@ -20,6 +20,7 @@ struct Cut {
   template <typename T>
   [[nodiscard]] std::vector<T> of(const std::vector<T>& whole, int64_t width = 1) const {
     std::vector<T> out;
+    if (whole.empty()) return out;
     for (int64_t i = 0; i < rows * shard; ++i) {
       const auto from = whole.begin() + at(i) * width;
       out.insert(out.end(), from, from + width);
@@ -97,6 +98,11 @@ void run_rank(const ShardedRun& run, ThreadWorld& world, int rank, Whole& whole)
                   .segments = segments,
                   .positions = positions,
                   .forced_experts = {}};
+  const Tensor forced = place(cut.of(run.forced, run.config.num_experts_per_tok));
+  if (!run.forced.empty()) {
+    batch.forced_experts.push_back(
+        forced.view().reshape(Shape{batch.tokens(), run.config.num_experts_per_tok}));
+  }
   context.describe(batch);
 
   std::vector<LayerSaved> saved;

@@ -17,6 +17,8 @@ struct ShardedRun {
   ModelConfig config;
   int64_t rows = 1;
   std::vector<int32_t> segments;  // [rows, row length]
+  std::vector<int32_t>
+      forced;  // experts of the first mixture-of-experts layer: [rows * row length, top_k], or empty
   DeviceOptions device;
   DecoderOptions options;
   MeshShape mesh;

@@ -23,7 +23,7 @@ using AddScaledRows = void(Queue& queue, ConstView x, ConstView scale, View out)
 using GatherRows = void(Queue& queue, ConstView x, ConstView index, View y);
 // y[index[i], :] += x[i, :]; the indices are distinct.
 using ScatterAddRows = void(Queue& queue, ConstView x, ConstView index, View y);
-// y[r, to + i] = x[r, from + i] for i < columns; x: [rows, any], y: [rows, any].
+// y[r, to + i] = x[r, from + i] for i < columns; x: [rows, any], y: [rows, any], both floats or both i32.
 struct CopyColumnsParams {
   int64_t from = 0;
   int64_t to = 0;

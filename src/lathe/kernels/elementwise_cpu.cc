@@ -137,7 +137,8 @@ void sigmoid_backward(Queue& queue, ConstView dy, ConstView y, View dx) {
   });
 }
 
-void copy_columns(Queue& queue, const CopyColumnsParams& p, ConstView x, View y) {
+template <typename T>
+void copy_columns_of(Queue& queue, const CopyColumnsParams& p, ConstView x, View y) {
   const int64_t rows = x.dim(0);
   const int64_t in_width = x.dim(1);
   const int64_t out_width = y.dim(1);
@@ -146,15 +147,23 @@ void copy_columns(Queue& queue, const CopyColumnsParams& p, ConstView x, View y)
                   p.to + p.columns <= y.dim(1),
               "copy_columns: {} columns from {} of {} to {} of {}", p.columns, p.from, x.dim(1), p.to,
               y.dim(1));
-  const float* in = elements<float>(x) + p.from;
-  float* out = elements<float>(y) + p.to;
+  const T* in = elements<T>(x) + p.from;
+  T* out = elements<T>(y) + p.to;
   for_row_blocks(queue, rows, p.columns, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      const float* from = in + r * in_width;
-      float* to = out + r * out_width;
+      const T* from = in + r * in_width;
+      T* to = out + r * out_width;
       for (int64_t c = 0; c < p.columns; ++c) to[c] = from[c];
     }
   });
+}
+
+void copy_columns(Queue& queue, const CopyColumnsParams& params, ConstView x, View y) {
+  if (x.dtype == DType::kI32) {
+    copy_columns_of<int32_t>(queue, params, x, y);
+  } else {
+    copy_columns_of<float>(queue, params, x, y);
+  }
 }
 
 void add_scaled_rows(Queue& queue, ConstView x, ConstView scale, View out) {

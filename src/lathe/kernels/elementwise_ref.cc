@@ -103,13 +103,15 @@ void copy_columns(Queue& /*queue*/, const CopyColumnsParams& p, ConstView x, Vie
                   p.to + p.columns <= y.dim(1),
               "copy_columns: {} columns from {} of {} to {} of {}", p.columns, p.from, x.dim(1), p.to,
               y.dim(1));
-  with_float_type(x.dtype, [&](auto zero) {
+  const auto copy = [&](auto zero) {
     using T = decltype(zero);
     for (int64_t r = 0; r < x.dim(0); ++r) {
       for (int64_t c = 0; c < p.columns; ++c)
         elements<T>(y)[r * y.dim(1) + p.to + c] = elements<T>(x)[r * x.dim(1) + p.from + c];
     }
-  });
+  };
+  if (x.dtype == DType::kI32) return copy(int32_t{0});
+  with_float_type(x.dtype, copy);
 }
 
 void add_scaled_rows(Queue& /*queue*/, ConstView x, ConstView scale, View out) {

@@ -99,6 +99,7 @@ struct MoeChunk {
   [[nodiscard]] ConstView combine_weights(const MoeSaved& saved) const;
 };
 struct MoeSaved {
+  int64_t rows = 1;               // that the tokens belong to, of equal length
   Tensor logits, expert, weight;  // router
   std::vector<MoeChunk> chunks;
   Tensor shared_gate_up, shared_weight;  // absent without shared expert

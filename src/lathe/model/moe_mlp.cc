@@ -62,6 +62,7 @@ Tensor moe_forward(ModelContext& context, const BatchView& batch, const Gathered
   const ModelConfig& config = context.config;
   const int64_t tokens = x.dim(0);
   const Shape choice{tokens, config.num_experts_per_tok};
+  saved.rows = batch.rows;
 
   // Router products are f32 in backward too: they are small.
   const ConstView router = weights[ParameterRole::kRouter];

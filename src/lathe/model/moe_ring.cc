@@ -1,6 +1,7 @@
 #include "lathe/model/moe_ring.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 namespace lathe {
@@ -9,12 +10,14 @@ namespace {
 // How a layer's tokens go round.
 class Ring {
  public:
-  Ring(ModelContext& context, int64_t tokens)
+  Ring(ModelContext& context, int64_t tokens, int64_t rows)
       : context_(context),
         ranks_(context.communicator.size(kAxesExperts)),
         chunks_(ranks_ == 1 ? 1 : context.options.token_chunks),
+        rows_(chunks_ == 1 ? 1 : rows),
         chunk_tokens_(tokens / chunks_) {
-    LATHE_CHECK(chunk_tokens_ * chunks_ == tokens, "{} tokens in {} chunks", tokens, chunks_);
+    LATHE_CHECK(chunk_tokens_ / rows_ * rows_ * chunks_ == tokens, "{} tokens of {} rows in {} chunks",
+                tokens, rows_, chunks_);
     const FlatShard experts =
         flat_shard(context.config.num_experts, ranks_, context.communicator.index(kAxesExperts));
     window_ = {.experts = context.config.num_experts, .first = experts.begin, .count = experts.size()};
@@ -31,16 +34,29 @@ class Ring {
     return expert_buffer_rows(chunk_tokens_, top_k(), ranks_, window_.count,
                               context_.options.ragged_buffer_factor);
   }
-  // This rank's tokens of a chunk.
-  template <typename AnyView>
-  [[nodiscard]] AnyView part(AnyView x, int64_t chunk) const {
-    return x.rows(chunk * chunk_tokens_, chunk_tokens_);
+  // This rank's tokens of a chunk: of several rows, in a copy that `held` owns.
+  [[nodiscard]] ConstView take(ConstView x, int64_t chunk, Tensor& held) const {
+    if (rows_ == 1) return x.rows(chunk * chunk_tokens_, chunk_tokens_);
+    held = chunk_like(x);
+    const int64_t columns = held.view().size() / rows_;
+    copy(x, chunk * columns, held, 0, columns);
+    return held;
+  }
+  // Where what the ring gives for these tokens arrives, and how it gets from there to them.
+  [[nodiscard]] View landing(View x, int64_t chunk, Tensor& held) const {
+    if (rows_ == 1) return x.rows(chunk * chunk_tokens_, chunk_tokens_);
+    held = chunk_like(x);
+    return held;
+  }
+  void put(const Tensor& held, int64_t chunk, View x) const {
+    if (held.empty()) return;
+    const int64_t columns = held.view().size() / rows_;
+    copy(held, 0, x, chunk * columns, columns);
   }
 
   [[nodiscard]] Tensor like(ConstView x, const char* name) const {
-    Shape shape{gathered_tokens()};
-    for (int i = 1; i < x.shape.rank(); ++i) shape.append(x.dim(i));
-    return context_.device.memory->allocate(x.dtype, shape, MemoryKind::kActivations, name);
+    return context_.device.memory->allocate(x.dtype, with_tokens(x, gathered_tokens()),
+                                            MemoryKind::kActivations, name);
   }
   [[nodiscard]] Request gather(const char* name, std::span<const GatherPiece> pieces) const {
     return context_.communicator.start_all_gather(exchange(name), pieces);
@@ -72,6 +88,21 @@ class Ring {
   }
 
  private:
+  [[nodiscard]] Tensor chunk_like(ConstView x) const {
+    return context_.device.memory->allocate(x.dtype, with_tokens(x, chunk_tokens_), MemoryKind::kActivations,
+                                            "moe.chunk");
+  }
+  void copy(ConstView from, int64_t from_column, View to, int64_t to_column, int64_t columns) const {
+    const auto by_row = [this](auto view) { return view.reshape(Shape{rows_, view.size() / rows_}); };
+    context_.device.kernels.copy_columns(*context_.device.queue,
+                                         {.from = from_column, .to = to_column, .columns = columns},
+                                         by_row(from), by_row(to));
+  }
+  [[nodiscard]] static Shape with_tokens(ConstView x, int64_t tokens) {
+    Shape shape{tokens};
+    for (int i = 1; i < x.shape.rank(); ++i) shape.append(x.dim(i));
+    return shape;
+  }
   [[nodiscard]] Exchange exchange(const char* name) const {
     return {.axes = kAxesExperts, .phase = context_.phase, .tensor = name, .channel = Channel::kDevice};
   }
@@ -79,14 +110,16 @@ class Ring {
   ModelContext& context_;
   int64_t ranks_;
   int64_t chunks_;
-  int64_t chunk_tokens_;
+  int64_t rows_;          // of this rank, each with its part of every chunk
+  int64_t chunk_tokens_;  // of this rank
   MoeSortParams window_;
 };
 
 // What a chunk has on the way.
 struct Travelling {
-  Tensor tokens;    // gathered: inputs, or cotangents of the outputs
-  Request arrives;  // of tokens, and of the routing
+  std::array<Tensor, 3> own;  // this rank's part of what is gathered; then of what arrives
+  Tensor tokens;              // gathered: inputs, or cotangents of the outputs
+  Request arrives;            // of tokens, and of the routing
   Tensor sums, weight_sums;
   Request leaves;
 };
@@ -118,7 +151,7 @@ void experts_forward(ModelContext& context, const GatheredWeights& weights, Cons
   Device& device = context.device;
   Queue& queue = *device.queue;
   const ModelConfig& config = context.config;
-  const Ring ring(context, x.dim(0));
+  const Ring ring(context, x.dim(0), saved.rows);
   const int64_t width = config.moe_intermediate_size;
   saved.chunks.resize(static_cast<size_t>(ring.chunks()));
   std::vector<Travelling> travelling(saved.chunks.size());
@@ -127,12 +160,12 @@ void experts_forward(ModelContext& context, const GatheredWeights& weights, Cons
     if (ring.alone()) return;
     MoeChunk& chunk = saved.chunks[static_cast<size_t>(c)];
     Travelling& t = travelling[static_cast<size_t>(c)];
-    const ConstView expert = ring.part(saved.expert.view(), c);
-    const ConstView weight = ring.part(saved.weight.view(), c);
+    const ConstView expert = ring.take(saved.expert, c, t.own[0]);
+    const ConstView weight = ring.take(saved.weight, c, t.own[1]);
     t.tokens = ring.like(x, "moe.tokens, gathered");
     chunk.expert = ring.like(expert, "moe.expert, gathered");
     chunk.weight = ring.like(weight, "moe.weight, gathered");
-    const GatherPiece tokens{ring.part(x, c), t.tokens, 1};
+    const GatherPiece tokens{ring.take(x, c, t.own[2]), t.tokens, 1};
     t.arrives = ring.gather("moe.tokens", {&tokens, 1});
     const std::array<GatherPiece, 2> routing{GatherPiece{expert, chunk.expert, 1},
                                              GatherPiece{weight, chunk.weight, 1}};
@@ -143,6 +176,7 @@ void experts_forward(ModelContext& context, const GatheredWeights& weights, Cons
     Travelling& t = travelling[static_cast<size_t>(c)];
     t.arrives.wait();
     chunk.routing.wait();
+    t.own = {};
     if (ring.gathers_ahead(c)) gather(c + 1);
     sort_rows(context, ring, chunk.choices(saved), ring.alone() ? x : ConstView(t.tokens), chunk);
     t.tokens.reset();
@@ -162,13 +196,14 @@ void experts_forward(ModelContext& context, const GatheredWeights& weights, Cons
     }
     t.sums = ring.like(x, "moe.output, sums");
     device.kernels.moe_combine(queue, y, chunk.combine_weights(saved), chunk.row_of_slot, t.sums);
-    const ReducePiece sums{t.sums, ring.part(out, c), 1, false};
+    const ReducePiece sums{t.sums, ring.landing(out, c, t.own[0]), 1, false};
     t.leaves = ring.reduce("moe.output", {&sums, 1});
   };
   const auto finish = [&](int64_t c) {
     Travelling& t = travelling[static_cast<size_t>(c)];
     t.leaves.wait();
-    t.sums.reset();
+    ring.put(t.own[0], c, out);
+    t = {};
   };
   ring.run(gather, compute, finish);
 }
@@ -178,7 +213,7 @@ void experts_backward(ModelContext& context, const GatheredWeights& weights, int
   Device& device = context.device;
   Queue& queue = *device.queue;
   ParameterStore& store = context.store;
-  const Ring ring(context, dy.dim(0));
+  const Ring ring(context, dy.dim(0), saved.rows);
   const int64_t width = context.config.moe_intermediate_size;
   const int64_t hidden = context.config.hidden_size;
   const GroupedMatmulParams input_gradient{.trans_w = false, .compute = context.options.compute};
@@ -188,13 +223,14 @@ void experts_backward(ModelContext& context, const GatheredWeights& weights, int
     if (ring.alone()) return;
     Travelling& t = travelling[static_cast<size_t>(c)];
     t.tokens = ring.like(dy, "moe.doutput, gathered");
-    const GatherPiece piece{ring.part(dy, c), t.tokens, 1};
+    const GatherPiece piece{ring.take(dy, c, t.own[0]), t.tokens, 1};
     t.arrives = ring.gather("moe.output", {&piece, 1});
   };
   const auto compute = [&](int64_t c) {
     MoeChunk& chunk = saved.chunks[static_cast<size_t>(c)];
     Travelling& t = travelling[static_cast<size_t>(c)];
     t.arrives.wait();
+    t.own = {};
     if (ring.gathers_ahead(c)) gather(c + 1);
     const Shape slots{ring.slots()};
     const ConstView weight = chunk.combine_weights(saved).reshape(slots);
@@ -234,15 +270,17 @@ void experts_backward(ModelContext& context, const GatheredWeights& weights, int
                                   chunk.offsets, d_rows);
     device.kernels.moe_combine(queue, d_rows, {}, chunk.row_of_slot, ring.alone() ? dx : t.sums.view());
     if (ring.alone()) return;
-    const ReducePiece tokens{t.sums, ring.part(dx, c), 1, false};
+    const ReducePiece tokens{t.sums, ring.landing(dx, c, t.own[0]), 1, false};
     t.leaves = ring.reduce("moe.tokens", {&tokens, 1});
-    const ReducePiece routing{t.weight_sums, ring.part(d_weight, c), 1, false};
+    const ReducePiece routing{t.weight_sums, ring.landing(d_weight, c, t.own[1]), 1, false};
     chunk.routing = ring.reduce("moe.routing", {&routing, 1});
   };
   const auto finish = [&](int64_t c) {
     Travelling& t = travelling[static_cast<size_t>(c)];
     t.leaves.wait();
     saved.chunks[static_cast<size_t>(c)].routing.wait();
+    ring.put(t.own[0], c, dx);
+    ring.put(t.own[1], c, d_weight);
     t = {};
     saved.chunks[static_cast<size_t>(c)] = {};
   };

@@ -1,5 +1,5 @@
 // The experts of a MoE layer over the ring of ranks context x expert, each of which holds a run of ceil(E / ranks) experts.
-// Per chunk of a rank's tokens (moe.token_chunks, contiguous):
+// Per chunk of a rank's tokens (moe.token_chunks; the same run of positions of each of its rows):
 //   gather the chunk's tokens, choices and weights over the ring; sort the slots that choose an expert of this rank
 //   (kernels/moe_dispatch.h); grouped SwiGLU; weighted sum per token of what this rank's experts say; add the sums up over
 //   the ring, each rank keeping its own tokens.
