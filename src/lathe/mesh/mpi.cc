@@ -62,7 +62,7 @@ class MpiTransport final : public Transport {
       MPI_Request request = MPI_REQUEST_NULL;
       check(MPI_Isend(data + begin, count, MPI_BYTE, peer, tag, MPI_COMM_WORLD, &request), "MPI_Isend");
       // NOLINTNEXTLINE(clang-analyzer-optin.mpi.MPI-Checker): progress() completes it
-      add(request, left, begin > 0);
+      add(request, {.left = left, .peer = peer}, begin > 0);
     }
   }
 
@@ -72,7 +72,7 @@ class MpiTransport final : public Transport {
       MPI_Request request = MPI_REQUEST_NULL;
       check(MPI_Irecv(data + begin, count, MPI_BYTE, peer, tag, MPI_COMM_WORLD, &request), "MPI_Irecv");
       // NOLINTNEXTLINE(clang-analyzer-optin.mpi.MPI-Checker): progress() completes it
-      add(request, left, begin > 0);
+      add(request, {.left = left, .peer = peer, .receives = count}, begin > 0);
     }
   }
 
@@ -80,20 +80,25 @@ class MpiTransport final : public Transport {
     listen();
     if (requests_.empty()) return false;
     over_.resize(requests_.size());
+    statuses_.resize(requests_.size());
     int count = 0;
-    check(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, over_.data(),
-                       MPI_STATUSES_IGNORE),
-          "MPI_Testsome");
+    const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, over_.data(),
+                                  statuses_.data());
+    if (code != MPI_ERR_IN_STATUS) check(code, "MPI_Testsome");
     if (count == 0 || count == MPI_UNDEFINED) return false;
-    for (int i = 0; i < count; ++i) --*left_[static_cast<size_t>(over_[static_cast<size_t>(i)])];
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+      const Message& message = messages_[static_cast<size_t>(over_[i])];
+      check_arrived(message, statuses_[i], code == MPI_ERR_IN_STATUS);
+      --*message.left;
+    }
     size_t kept = 0;
     for (size_t i = 0; i < requests_.size(); ++i) {
       if (requests_[i] == MPI_REQUEST_NULL) continue;
       requests_[kept] = requests_[i];
-      left_[kept++] = left_[i];
+      messages_[kept++] = messages_[i];
     }
     requests_.resize(kept);
-    left_.resize(kept);
+    messages_.resize(kept);
     return true;
   }
 
@@ -156,16 +161,38 @@ class MpiTransport final : public Transport {
     }
   }
 
-  void add(MPI_Request request, int* left, bool further_part) {
+  struct Message {
+    int* left = nullptr;  // the count it belongs to
+    int peer = 0;
+    int receives = -1;  // bytes
+  };
+
+  void add(MPI_Request request, const Message& message, bool further_part) {
     requests_.push_back(request);
-    left_.push_back(left);
-    if (further_part) ++*left;
+    messages_.push_back(message);
+    if (further_part) ++*message.left;
   }
 
-  // By index: the request, and the count it belongs to.
+  // MPI takes a message that is shorter than its buffer for a whole one.
+  static void check_arrived(const Message& message, MPI_Status& status, bool errors) {
+    if (errors && status.MPI_ERROR != MPI_SUCCESS && status.MPI_ERROR != MPI_ERR_PENDING) {
+      const std::string what = message.receives < 0 ? fmt::format("a message to rank {}", message.peer)
+                                                    : fmt::format("a message of {} bytes from rank {}",
+                                                                  message.receives, message.peer);
+      check(status.MPI_ERROR, what.c_str());
+    }
+    if (message.receives < 0) return;
+    int bytes = 0;
+    check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+    LATHE_CHECK(bytes == message.receives, "rank {} sent {} bytes where {} were expected", message.peer,
+                bytes, message.receives);
+  }
+
+  // By index.
   std::vector<MPI_Request> requests_;
-  std::vector<int*> left_;
+  std::vector<Message> messages_;
   std::vector<int> over_;
+  std::vector<MPI_Status> statuses_;
 
   int ranks_ = 1;
   int rank_ = 0;

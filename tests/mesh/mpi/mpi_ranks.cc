@@ -66,12 +66,24 @@ void check_all(Communicator& communicator) {
   host.join();
 }
 
+// Rank 0 expects four numbers of the chosen one.
+void mismatch(Communicator& communicator, bool chosen, int64_t sent) {
+  std::vector<float> from = values_of(communicator.rank(), sent);
+  std::vector<float> to(4);
+  std::vector<SendPiece> sends;
+  std::vector<ReceivePiece> receives;
+  if (chosen) sends.push_back({0, view_of(from)});
+  if (communicator.rank() == 0) receives.push_back({communicator.mesh().size() - 1, view_of(to)});
+  communicator.send_recv(exchange_of(kAxisAll), sends, receives);
+}
+
 void run(Communicator& communicator, const std::string& what) {
   if (what == "collectives") return check_all(communicator);
   communicator.barrier(Channel::kHost);
   const bool chosen = communicator.rank() == communicator.mesh().size() - 1;
   if (chosen && what == "throw") data_error("rollouts.jsonl:7", "has no tokens");
   if (chosen && what == "kill") ::raise(SIGKILL);
+  if (what == "short" || what == "long") mismatch(communicator, chosen, what == "short" ? 2 : 6);
   communicator.barrier(Channel::kHost);
 }
 
