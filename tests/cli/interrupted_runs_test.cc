@@ -66,18 +66,19 @@ class InterruptedRuns : public GoldenRun {
 
 TEST_F(InterruptedRuns, SignalsCostNothing) {
   ASSERT_EQ(run_lathe(command("straight")).code, 0);
+  const std::vector<std::pair<int, const char*>> signals{
+      {SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGUSR1, "SIGUSR1"}};
   int stops = 0;
   for (int done_before = 0; done_before < 20;) {
     RunningLathe lathe(command("stopped"));
     const bool ready = lathe.wait_until([&] { return lines_in("stopped") > done_before; });
     if (ready) rest();
-    lathe.signal(++stops % 2 == 0 ? SIGINT : SIGTERM);
+    const auto& [number, name] = signals[static_cast<size_t>(++stops) % signals.size()];
+    lathe.signal(number);
     const Finished done = lathe.finish();
     if (done.code == 0) break;
     ASSERT_EQ(done.code, 75) << done.err;
-    EXPECT_NE(
-        done.err.find(stops % 2 == 0 ? "stopped by SIGINT after step" : "stopped by SIGTERM after step"),
-        std::string::npos)
+    EXPECT_NE(done.err.find(std::string("stopped by ") + name + " after step"), std::string::npos)
         << done.err;
     EXPECT_NE(done.out.find("checkpoint: " + fs::absolute("stopped/checkpoints/step_0000").string()),
               std::string::npos)

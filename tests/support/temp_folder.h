@@ -32,13 +32,13 @@ class TempFolder {
   [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
   // Returns the path.
   std::string write(const std::string& name, const std::string& bytes) const {
-    const std::string file = path_ + "/" + name;
+    std::string file = path_ + "/" + name;
     std::ofstream(file, std::ios::binary) << bytes;
     return file;
   }
   // A copy of a folder's files, writable.
   std::string copy_of(const std::string& folder, const std::string& name) const {
-    const std::string to = path_ + "/" + name;
+    std::string to = path_ + "/" + name;
     std::filesystem::create_directories(to);
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
       if (!entry.is_regular_file()) continue;
