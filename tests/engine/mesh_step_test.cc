@@ -252,5 +252,32 @@ TEST(MeshStep, ALogProbThatIsNotFiniteOnOneShardIsKnownOnAll) {
   });
 }
 
+// Replicas exchange nothing before the end of a step: a rank that gives up does not wait for that.
+TEST(MeshStep, ARankThatGivesUpLeavesItsMicroBatchAtTheNextLayer) {
+  const MeshCase c{.mesh = {.data = 2}, .layers = dense_layers()};
+  const ModelConfig config = tiny_config(c.layers);
+  run_ranks_of(c.mesh, [&](ThreadWorld& world, int rank) {
+    Communicator* communicator = nullptr;
+    const auto make = [&](DeviceMemory& memory) {
+      auto made = world.communicator(rank, memory);
+      communicator = made.get();
+      return made;
+    };
+    TinyEngine tiny(config, ref_f64(), options_of(c), 7, make);
+    Engine& engine = tiny.engine();
+    engine.keep_last_layers(config.num_layers());
+    const MicroBatch batch = batches_of(config, c.mesh, rank, 1).front();
+    engine.fwd_bwd(engine.prepare(batch));
+    engine.wait_for_device();
+    communicator->fail("no more");
+    EXPECT_THROW(
+        {
+          engine.fwd_bwd(engine.prepare(batch));
+          engine.wait_for_device();
+        },
+        Error);
+  });
+}
+
 }  // namespace
 }  // namespace lathe::test

@@ -64,6 +64,7 @@ class DroppingCommunicator final : public Communicator {
   }
   void barrier(Channel channel) override { inner_->barrier(channel); }
   void fail(const std::string& reason) override { inner_->fail(reason); }
+  void check() override { inner_->check(); }
   [[nodiscard]] Ledger* ledger() override { return inner_->ledger(); }
 
  private:

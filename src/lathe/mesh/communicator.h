@@ -173,6 +173,8 @@ class Communicator {
   // This rank gives up: its exchanges, under way and later ones, throw, and those of the others a PeerFailure. The first
   // reason counts. For whoever must join threads that may stand in wait() after an error. From any thread.
   virtual void fail(const std::string& /*reason*/) {}
+  // Throws after that. For long work that exchanges nothing: whoever gives up waits for it.
+  virtual void check() {}
 
   // What was exchanged so far; null on one rank.
   [[nodiscard]] virtual Ledger* ledger() = 0;

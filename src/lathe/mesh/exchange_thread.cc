@@ -73,6 +73,11 @@ void ExchangeThread::fail(const std::string& reason) {
   wake();
 }
 
+void ExchangeThread::check() {
+  const std::lock_guard lock(mutex_);
+  if (error_ != nullptr) std::rethrow_exception(error_);
+}
+
 void ExchangeThread::wake() {
   const std::lock_guard lock(mutex_);
   woken_ = true;

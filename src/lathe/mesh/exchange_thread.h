@@ -34,6 +34,8 @@ class ExchangeThread {
   void wait(Operation& operation);
   // What is under way and what comes later fails with this reason.
   void fail(const std::string& reason);
+  // Throws it.
+  void check();
 
  private:
   void run(const OpenTransport& open);

@@ -54,6 +54,7 @@ class RankedCommunicator final : public Communicator {
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] Ledger* ledger() override { return &ledger_; }
   void fail(const std::string& reason) override { thread_.fail(reason); }
+  void check() override { thread_.check(); }
 
   Request start_all_gather(const Exchange& exchange, std::span<const GatherPiece> pieces) override {
     const Group& group = group_for(exchange);

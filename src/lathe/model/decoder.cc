@@ -120,6 +120,7 @@ Tensor Decoder::forward(const BatchView& batch, const std::vector<bool>& keep_al
     LayerSaved layer;
     Tensor& x = inputs[saved != nullptr ? i : i % 2];
     Tensor& out = inputs[saved != nullptr ? i + 1 : (i + 1) % 2];
+    context_.communicator.check();
     const GatheredWeights weights = context_.store.gather(static_cast<int>(i), Phase::kForward);
     if (i + 1 < layers) context_.store.prefetch(static_cast<int>(i) + 1, Phase::kForward);
     layer_forward(batch, static_cast<int>(i), weights, x, layer, out);
@@ -142,6 +143,7 @@ Tensor Decoder::forward(const BatchView& batch, const std::vector<bool>& keep_al
 void Decoder::backward(const BatchView& batch, std::vector<LayerSaved>& saved, Tensor d_hidden) {
   Device& device = context_.device;
   for (size_t i = saved.size(); i-- > 0;) {
+    context_.communicator.check();
     // Gathered once, for the recomputation too.
     const GatheredWeights weights = context_.store.gather(static_cast<int>(i), backward_phase(saved[i]));
     if (i > 0) context_.store.prefetch(static_cast<int>(i) - 1, backward_phase(saved[i - 1]));
