@@ -1,6 +1,7 @@
 // Runs the `lathe` binary on every case of tests/goldens and compares with the oracle: log-probs and
 // entropies of every token, loss, gradient norm and metrics of the first step, and its gradient, tensor by
-// tensor. Where the tolerances come from: docs/numerics.md. LATHE_RANKS and LATHE_MESH (a setting) run it on a mesh.
+// tensor. Where the tolerances come from: docs/numerics.md. LATHE_RANKS and LATHE_MESH ("context=2
+// expert=2") run it on a mesh.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -131,8 +132,9 @@ class GoldenTest : public testing::TestWithParam<std::tuple<std::string, size_t>
     const char* ranks = std::getenv("LATHE_RANKS");
     const char* mesh = std::getenv("LATHE_MESH");
     if (ranks != nullptr && mesh != nullptr) {
-      command = std::string("'" LATHE_SOURCE_DIR "/scripts/run_ranks.sh' ") + ranks + " " + command +
-                " --set '" + mesh + "'";
+      command = std::string("'" LATHE_SOURCE_DIR "/scripts/run_ranks.sh' ") + ranks + " " + command;
+      std::istringstream axes(mesh);
+      for (std::string axis; axes >> axis;) command += " --set 'mesh." + axis + "'";
     }
     for (const std::string& setting : settings) command += " --set '" + setting + "'";
     const fs::path log = scratch_ / "log.txt";

@@ -82,9 +82,34 @@ EngineOptions engine_options(const RunConfig& config, const DeviceOptions& devic
   return options;
 }
 
+namespace {
+
+int64_t filled_up(int64_t length, int64_t multiple) {
+  return (length + multiple - 1) / multiple * multiple;
+}
+
+// Rows are filled up so that every shard can be cut into the chunks: a little is fine, a multiple of the work is not.
+void check_token_chunks(const RunConfig& config, int context) {
+  const int64_t chunks = config.moe.token_chunks;
+  const int64_t length = config.data.row_length;
+  const auto filled = [&](int64_t n) { return filled_up(length, row_multiple(context, n)); };
+  const int64_t most = filled(1) + filled(1) / 8;
+  if (chunks == 1 || filled(chunks) <= most) return;
+  int64_t fitting = chunks - 1;
+  while (fitting > 1 && filled(fitting) > most) --fitting;
+  config_error("moe.token_chunks",
+               fmt::format("{} chunks over {} context rank(s) would fill rows of {} up to {} positions",
+                           chunks, context, length, filled(chunks)),
+               fmt::format("use {}, or a data.row_length that is a multiple of {}", fitting,
+                           row_multiple(context, chunks)));
+}
+
+}  // namespace
+
 MicroBatchOptions micro_batch_options(const RunConfig& config, const ModelConfig& model,
                                       const Communicator& communicator) {
   const int context = communicator.size(kAxisContext);
+  check_token_chunks(config, context);
   return {.score_all_completion_tokens = false,
           .moe_layers = model.num_moe_layers(),
           .top_k = model.num_experts_per_tok,
