@@ -141,16 +141,19 @@ void expect_close(const Outcome& got, const Outcome& one) {
   }
 }
 
-// Of runs on the same mesh.
+// Of runs on the same mesh with products in bf16; gradients by their relative difference as a whole.
 void expect_close_by_rank(const Outcome& got, const Outcome& want) {
-  EXPECT_NEAR(got.loss, want.loss, 1e-5 * std::abs(want.loss));
+  EXPECT_NEAR(got.loss, want.loss, 5e-5 * std::abs(want.loss));
   for (size_t rank = 0; rank < got.gradients.size(); ++rank) {
     for (size_t p = 0; p < want.names.size(); ++p) {
       const std::vector<double>& expected = want.gradients[rank][p];
-      const double bound = 1e-5 * largest(expected);
-      for (size_t i = 0; i < expected.size(); ++i)
-        ASSERT_NEAR(got.gradients[rank][p][i], expected[i], bound)
-            << "rank " << rank << ": " << want.names[p];
+      double gap = 0;
+      double size = 0;
+      for (size_t i = 0; i < expected.size(); ++i) {
+        gap += std::pow(got.gradients[rank][p][i] - expected[i], 2);
+        size += std::pow(expected[i], 2);
+      }
+      EXPECT_LE(std::sqrt(gap), 1e-2 * std::sqrt(size)) << "rank " << rank << ": " << want.names[p];
     }
   }
 }
@@ -210,8 +213,9 @@ TEST(MoeRing, PipelinedAndAgainTheSameBits) {
   });
 }
 
-// What a capped run drops, one with room for all in eight chunks, one after the other, has: whatever the chunks, the same
-// to rounding. Sums of bf16 products in f32.
+// What a capped run drops, one with room for all in eight chunks, one after the other, has: whatever the chunks, the same to
+// rounding. Sums of few rows may come in another order than those of many; where a value on its way into a bf16 product
+// is then rounded to its other neighbour, all that follows moves by the rounding of bf16.
 TEST(MoeRing, WideInBf16) {
   for (const MeshShape& mesh :
        {MeshShape{.context = 4, .expert = 2}, MeshShape{.fsdp = 2, .context = 2, .expert = 2}}) {
@@ -219,9 +223,18 @@ TEST(MoeRing, WideInBf16) {
         .mesh = mesh, .rows = mesh.size(kAxesRows), .chunks = 8, .pattern = Pattern::kHot, .wide = true};
     const Outcome replay = run(c);
     EXPECT_EQ(replay.dropped, 0);
+    c.pattern = Pattern::kSpread;
+    const Outcome spread = run(c);
     for (const int64_t chunks : {2, 4}) {
       SCOPED_TRACE(fmt::format("fsdp {}, {} chunks", mesh.fsdp, chunks));
       c.chunks = chunks;
+      c.pattern = Pattern::kSpread;
+      c.buffer_factor = 2;
+      c.pipeline = true;
+      const Outcome roomy = run(c);
+      EXPECT_EQ(roomy.dropped, 0);
+      expect_close_by_rank(roomy, spread);
+      c.pattern = Pattern::kHot;
       c.buffer_factor = 2;
       c.pipeline = false;
       const Outcome capped = run(c);
