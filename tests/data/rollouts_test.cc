@@ -121,6 +121,48 @@ TEST(Rollouts, GzipIsReadAndACutFileIsAnError) {
   }
 }
 
+// What a writer appends after the file was chosen is not seen, and less than was chosen is not taken for all.
+TEST(Rollouts, TheFirstBytesOfAFileAlone) {
+  const TestFolder folder;
+  const std::string whole = std::string(kLine) + "\n";
+  const std::string path = folder.write("r.jsonl", whole + whole + "{\"cut");
+  RolloutOptions options;
+  options.bytes = static_cast<int64_t>(2 * whole.size());
+  EXPECT_EQ(read_rollouts(path, options).trajectories.size(), 2U);
+  std::filesystem::resize_file(path, whole.size());
+  try {
+    static_cast<void>(read_rollouts(path, options));
+    FAIL() << "a part was taken for the whole";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kData);
+    EXPECT_EQ(std::string(error.what()),
+              fmt::format("{}: ends after {} bytes, expected {}", path, whole.size(), 2 * whole.size()));
+  }
+}
+
+// gzip -c >>: one member after the other; bytes are those on disk.
+TEST(Rollouts, GzipMembersAreReadOneAfterTheOther) {
+  const TestFolder folder;
+  const std::string path = folder.path("r.jsonl.gz");
+  const auto append = [&path](const std::string& text) {
+    gzFile out = gzopen(path.c_str(), "ab");
+    gzwrite(out, text.data(), static_cast<unsigned>(text.size()));
+    gzclose(out);
+    return static_cast<int64_t>(std::filesystem::file_size(path));
+  };
+  RolloutOptions options;
+  options.bytes = append(std::string(kLine) + "\n");
+  append(std::string(kLine) + "\n" + kLine + "\n");
+  EXPECT_EQ(read_rollouts(path, {}).trajectories.size(), 3U);
+  EXPECT_EQ(read_rollouts(path, options).trajectories.size(), 1U);
+  std::ofstream(path, std::ios::app) << std::string(7, '\0');
+  EXPECT_EQ(read_rollouts(path, {}).trajectories.size(), 3U);
+  std::ofstream(path, std::ios::app) << "\x1f\x8b cut";
+  EXPECT_EQ(read_rollouts(path, {}).trajectories.size(), 3U);  // after the zeros: no member
+  --options.bytes;
+  EXPECT_THROW(static_cast<void>(read_rollouts(path, options)), Error);
+}
+
 TEST(Rollouts, GroupsByIdOrByEqualPromptsOfConsecutiveLines) {
   const auto with_prompt = [](const std::string& ids, const std::string& more = "") {
     return R"({"prompt_ids": [)" + ids + R"(], "completion_ids": [3], "reward": 1)" + more + "}\n";

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sys/resource.h>
 
+#include "lathe/core/cpu.h"
 #include "lathe/io/safetensors.h"
 
 #include "cli/golden_run.h"
@@ -295,7 +296,7 @@ TEST_F(MeshRuns, SoIsOneInTheMiddleOfAStepAndTheLastOne) {
 }
 
 // The others hear who failed and why, before they are ended.
-TEST_F(MeshRuns, ARankThatFailsAloneIsNamedInTheLog) {
+TEST_F(MeshRuns, ARankThatCannotReadIsNamedInTheLog) {
   fs::create_directories("batches");
   for (const char* name : {"batches/a.jsonl", "batches/b.jsonl"}) fs::copy("rollouts.jsonl", name);
   RunningLathe lathe(train(kFsdpContext, "run", {"run.steps=100000", "data.rollouts=batches/*.jsonl"}));
@@ -308,8 +309,52 @@ TEST_F(MeshRuns, ARankThatFailsAloneIsNamedInTheLog) {
   EXPECT_EQ(done.code, 3) << done.err;
   EXPECT_NE(done.err.find("error: rank 2: "), std::string::npos) << done.err;
   const std::string log = bytes("run/log.txt");
-  EXPECT_NE(log.find("rank 2 failed: "), std::string::npos) << log;
+  EXPECT_NE(log.find("the next batch cannot be used, the steps before it are saved: rank 2: "),
+            std::string::npos)
+      << log;
   EXPECT_NE(log.find("cannot be opened: Too many open files"), std::string::npos) << log;
+}
+
+// One rank is told to use less than the processor has: all do, and compute what they would with that on all.
+TEST_F(MeshRuns, AllRanksUseTheLeastInstructionSet) {
+  if (cpu_info().best == Isa::kAvx2) GTEST_SKIP() << "there is one instruction set here";
+  const auto ranks_with = [](const std::string& condition, const std::string& dir, const std::string& sets) {
+    file("rank.sh", "if " + condition + "; then export LATHE_ISA=avx2; " + sets + "fi\nexec \"$@\"\n");
+    return run_lathe(train({{"fsdp", 2}}, dir, {"model.compute_dtype=auto"}));
+  };
+  const std::string on_one = "[ $OMPI_COMM_WORLD_RANK = 1 ]";
+  const Finished one = ranks_with(on_one, "one", "");
+  ASSERT_EQ(one.code, 0) << one.err;
+  EXPECT_NE(one.err.find("isa: avx2: all that rank 1 has"), std::string::npos) << one.err;
+  EXPECT_NE(one.err.find("model.compute_dtype: f32: no native bf16"), std::string::npos) << one.err;
+  ASSERT_EQ(ranks_with("true", "all", "").code, 0);
+  expect_same_bits("all/checkpoints/step_000004", "one/checkpoints/step_000004");
+  const std::string other = std::string("else export LATHE_ISA=") + isa_name(Isa::kAvx512) + "; ";
+  const Finished refused = ranks_with(on_one, "refused", other);
+  EXPECT_EQ(refused.code, 2) << refused.err;
+  EXPECT_NE(refused.err.find("error: LATHE_ISA: rank 0 is to use avx512, and rank 1 uses avx2"),
+            std::string::npos)
+      << refused.err;
+}
+
+// The same path, other contents: every process sees its own working directory under it.
+TEST_F(MeshRuns, RanksThatSeeOtherRolloutsAreRefused) {
+  std::string reversed;
+  std::ifstream in("rollouts.jsonl");
+  for (std::string line; std::getline(in, line);) reversed.insert(0, line + "\n");
+  for (const char* rank : {"0", "1"}) {
+    fs::create_directories(rank);
+    fs::copy("rollouts.jsonl", std::string(rank) + "/r.jsonl");
+  }
+  file("1/r.jsonl", reversed);
+  file("rank.sh", "cd $OMPI_COMM_WORLD_RANK\nexec \"$@\"\n");
+  const Finished done = run_lathe(command({{"data", 2}}, {"train", fs::absolute("run.yaml").string()},
+                                          {"data.rollouts=/proc/self/cwd/r.jsonl"}));
+  EXPECT_EQ(done.code, 3) << done.err;
+  const std::string error = "error: /proc/self/cwd/r.jsonl: rank 1 reads other contents there than rank 0\n";
+  const size_t at = done.err.find(error);
+  ASSERT_NE(at, std::string::npos) << done.err;
+  EXPECT_EQ(done.err.find("error: ", at + 1), std::string::npos) << done.err;
 }
 
 }  // namespace

@@ -39,6 +39,12 @@ bool has_amx_bf16() {
   return (d & kBf16) != 0 && (d & kTile) != 0 && request_amx();
 }
 
+// LATHE_ISA, or "".
+std::string wanted_isa() {
+  const char* wanted = std::getenv("LATHE_ISA");  // NOLINT(concurrency-mt-unsafe): read at start-up
+  return wanted == nullptr ? "" : wanted;
+}
+
 }  // namespace
 
 const char* isa_name(Isa isa) {
@@ -74,14 +80,18 @@ CpuInfo cpu_info() {
   return info;
 }
 
+bool isa_is_set_by_hand() {
+  return !wanted_isa().empty();
+}
+
 Isa chosen_isa() {
   const CpuInfo info = cpu_info();
   if (!info.avx2) {
     config_error("run.device", "this processor has no AVX2 and FMA, which the cpu device needs",
                  "use --set run.device=ref (slow), or another machine");
   }
-  const char* wanted = std::getenv("LATHE_ISA");  // NOLINT(concurrency-mt-unsafe): read at start-up
-  if (wanted == nullptr || *wanted == '\0') return info.best;
+  const std::string wanted = wanted_isa();
+  if (wanted.empty()) return info.best;
   const Isa isa = isa_from_name(wanted);
   if (isa > info.best) {
     config_error("LATHE_ISA",

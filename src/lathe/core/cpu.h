@@ -19,6 +19,8 @@ struct CpuInfo {
 // The level to use: the best of this processor, lowered by the environment variable LATHE_ISA (never raised: asking for
 // more than the processor has is a config error).
 [[nodiscard]] Isa chosen_isa();
+// LATHE_ISA says something.
+[[nodiscard]] bool isa_is_set_by_hand();
 // Bytes of memory that this machine, or this process's control group if that allows less, can still give.
 [[nodiscard]] int64_t available_memory_bytes();
 // The most memory this process has had resident so far.

@@ -19,7 +19,7 @@ void note_bad_line(RolloutFile& file, const Error& error) {
 RolloutFile read_rollouts(const std::string& path, const RolloutOptions& options) {
   RolloutFile file;
   file.path = path;
-  LineReader reader(path);
+  LineReader reader(path, options.bytes);
   RolloutLineParser parser(path, options);
   for (std::string line; reader.next(line);) {
     if (options.on_line) options.on_line();

@@ -18,6 +18,7 @@ struct RolloutOptions {
   std::map<std::string, double> reward_weights;  // grpo.reward_weights
   bool need_reward = false;                      // train: a reward or an advantage must be there
   bool keep_text = false;                        // score: keep each line's text
+  int64_t bytes = -1;                            // so many of the file's, as they lie on disk; -1 = all
   std::function<void()> on_line;                 // called after every line, for a display; may be empty
 };
 

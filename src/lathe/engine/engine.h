@@ -176,6 +176,7 @@ class Engine {
   [[nodiscard]] DeviceThread& device_thread() { return *thread_; }
 
  private:
+  void tell_remat(int64_t needed);
   void run_fwd_bwd(const PreparedMicroBatch& prepared);
   void count_loss(const MicroBatch& batch, const LossResult& loss);
   // What the ranks counted of the step so far, added up.

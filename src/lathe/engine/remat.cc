@@ -1,4 +1,7 @@
 // Which layers keep what backward needs, and which recompute it from their input.
+#include <algorithm>
+#include <array>
+
 #include "lathe/engine/engine.h"
 #include "lathe/engine/rehearsal.h"
 
@@ -40,21 +43,35 @@ void Engine::plan_remat(int64_t rows, int64_t row_length) {
         high = middle - 1;
       }
     }
-    needed = peak(fits);
   }
   // What a layer recomputes it exchanges again: all ranks keep as many as the one with the least room.
   double recomputed = static_cast<double>(layers - fits);
   communicator_.all_reduce_max(
       {.axes = kAxisAll, .phase = Phase::kPrepare, .tensor = "remat", .channel = Channel::kHost},
       std::span(&recomputed, 1));
-  fits = layers - static_cast<int64_t>(recomputed);
+  if (const int64_t common = layers - static_cast<int64_t>(recomputed); common != fits || fits != layers) {
+    fits = common;
+    needed = peak(fits);
+  }
   keep_last_layers(fits);
-  log_.info("remat.policy auto: {} (needs {} of a budget of {})", remat_choice_, bytes_text(needed),
-            bytes_text(options_.memory_budget));
-  if (needed > options_.memory_budget) {
+  tell_remat(needed);
+}
+
+// Of the rank with the least room.
+void Engine::tell_remat(int64_t needed) {
+  const std::array own{static_cast<double>(needed), static_cast<double>(options_.memory_budget)};
+  const std::vector<std::vector<double>> ranks = of_all_ranks(own, "remat", Channel::kHost);
+  const auto tightest = std::min_element(
+      ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a[1] - a[0] < b[1] - b[0]; });
+  const std::string where = ranks.size() == 1 ? "" : fmt::format(" on rank {}", tightest - ranks.begin());
+  const auto most = static_cast<int64_t>((*tightest)[0]);
+  const auto budget = static_cast<int64_t>((*tightest)[1]);
+  log_.info("remat.policy auto: {} (needs {} of a budget of {}{})", remat_choice_, bytes_text(most),
+            bytes_text(budget), where);
+  if (most > budget) {
     log_.warning(
-        "run.memory_budget leaves {} for training, less than the {} that even remat.policy full needs",
-        bytes_text(options_.memory_budget), bytes_text(needed));
+        "run.memory_budget leaves {} for training{}, less than the {} that even remat.policy full needs",
+        bytes_text(budget), where, bytes_text(most));
   }
 }
 

@@ -14,7 +14,9 @@ struct DeviceOptions {
   std::string name = "cpu";  // cpu, ref; plan: counts memory, computes nothing
   int threads = 1;
   Isa isa = Isa::kAvx2;  // cpu only; see chosen_isa()
-  bool poison = false;   // fill new memory with NaN (tests)
+  // False: settle_isa() follows before the first kernel. oneDNN takes one choice a process.
+  bool isa_is_settled = true;
+  bool poison = false;  // fill new memory with NaN (tests)
   // Type of activations and gradients: f32; f64 on ref and plan alone, for finite differences.
   DType float_type = DType::kF32;
 };
@@ -27,6 +29,8 @@ struct Device {
   std::unique_ptr<Queue> queue;
   KernelTable kernels;
 
+  // cpu: the kernels of this instruction set.
+  void settle_isa(Isa isa);
   [[nodiscard]] DType float_type() const { return options.float_type; }
   [[nodiscard]] Tensor activation(const Shape& shape, const std::string& name) const {
     return memory->allocate(options.float_type, shape, MemoryKind::kActivations, name);

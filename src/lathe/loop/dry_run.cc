@@ -17,7 +17,7 @@ void Trainer::dry_run() {
   int64_t batches = 1;
   int64_t tokens = data.trained_tokens;
   for (; batches < needed && source_.has_next_of_epoch(); ++batches) {
-    tokens += build_step_data(config_, batching_, source_.next({}).value()).trained_tokens;
+    tokens += build_step_data(config_, batching_, source_.next()).trained_tokens;
   }
   engine_->plan_remat(config_.data.rows_per_micro_batch, config_.data.row_length);
   print_(fmt::format("model: {} ({}), {} layers, {} tensors read, {} passed through", config_.model.path,

@@ -26,10 +26,10 @@ double age_of(int64_t changed_ns) {
          1e-9;
 }
 
-bool ends_with_line_break(const std::string& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file || file.tellg() <= 0) return false;
-  file.seekg(-1, std::ios::end);
+// Of its first `bytes`.
+bool ends_with_line_break(const std::string& path, int64_t bytes) {
+  std::ifstream file(path, std::ios::binary);
+  file.seekg(bytes - 1);
   return file.get() == '\n';
 }
 
@@ -95,7 +95,7 @@ bool GrowingFiles::is_complete(const std::string& path, double now) {
   if (status.st_size == 0) return false;
   const double unchanged = std::max(now - seen_.since, age_of(changed_ns));
   if (unchanged >= wait_s_) return true;
-  return unchanged >= poll_s_ && (path.ends_with(".gz") || ends_with_line_break(path));
+  return unchanged >= poll_s_ && (path.ends_with(".gz") || ends_with_line_break(path, status.st_size));
 }
 
 bool GrowingFiles::wait(size_t used, const std::function<bool()>& stop,

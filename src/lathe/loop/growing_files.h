@@ -30,6 +30,8 @@ class GrowingFiles {
   // on_wait (may be empty) is called first if there is anything to wait for; its time does not count.
   [[nodiscard]] bool wait(size_t used, const std::function<bool()>& stop,
                           const std::function<void()>& on_wait = {});
+  // Of the file that wait() found: what it had when it was complete.
+  [[nodiscard]] int64_t bytes() const { return seen_.bytes; }
   // Seconds spent in wait() since the last call.
   [[nodiscard]] double take_waited();
 

@@ -77,6 +77,17 @@ std::optional<ResumePoint> find_resume_point(const RunSection& run, Log& log) {
   return read_point(own, complete.back());
 }
 
+ResumePoint resume_point_at(const std::string& path, const std::string& branched_from) {
+  const auto name = parse_checkpoint_name(fs::path(path).filename().string());
+  if (!name.has_value() || !file_exists((fs::path(path) / "COMPLETE").string())) {
+    model_error(path, "is no complete checkpoint here, and rank 0 goes on from it",
+                "put run.dir on a file system that all ranks share");
+  }
+  ResumePoint point{.path = path, .name = *name, .state = read_train_state(path)};
+  point.state.branched_from = branched_from;
+  return point;
+}
+
 void check_same_settings(const ResumePoint& point, const std::vector<Setting>& settings) {
   std::map<std::string, std::string> stored = point.state.settings;
   std::string differences;

@@ -24,6 +24,8 @@ struct ResumePoint {
 // or the newest one of run.dir if that run began from it. Model errors: no complete checkpoint there, or unreadable; config
 // error: run.dir holds checkpoints of another run.
 [[nodiscard]] std::optional<ResumePoint> find_resume_point(const RunSection& run, Log& log);
+// The checkpoint at `path`, as another rank found it.
+[[nodiscard]] ResumePoint resume_point_at(const std::string& path, const std::string& branched_from);
 
 // Config error that names every setting that differs and may not.
 void check_same_settings(const ResumePoint& point, const std::vector<Setting>& settings);

@@ -6,6 +6,7 @@
 #include "lathe/core/error.h"
 #include "lathe/data/rollouts.h"
 #include "lathe/io/files.h"
+#include "lathe/loop/agreement.h"
 #include "lathe/loop/memory_check.h"
 #include "lathe/loop/rank_errors.h"
 #include "lathe/loop/setup.h"
@@ -53,6 +54,17 @@ RolloutFile read_lines(const std::string& path, RolloutOptions options, Log& log
   const Activity activity = log.activity("reading " + path, 0, "lines");
   options.on_line = [&activity] { activity.advance(); };
   return read_rollouts(path, options);
+}
+
+void check_same_lines(const RolloutFile& file, Communicator& communicator) {
+  if (communicator.mesh().size() == 1) return;
+  Digest digest;
+  for (const KeptLine& line : file.lines) digest.add(line.text);
+  const int rank = first_other_rank(values_of_ranks(communicator, digest.value()));
+  if (rank < 0) return;
+  throw AgreedError(
+      ErrorKind::kData, file.path, fmt::format("rank {} reads other contents there than rank 0", rank),
+      "put the rollouts on a file system that all ranks share, and do not change the file meanwhile");
 }
 
 // Every token was scored on one of the ranks that share the rows; the others have 0 there.
@@ -130,7 +142,7 @@ std::vector<LineScores> score_lines(Engine& engine, const RolloutFile& file, con
 ScoreSummary score(const RunConfig& config, const std::string& rollouts, const std::string& out, Log& log,
                    const CommunicatorFactory& factory) {
   Notes notes;
-  const DeviceOptions device_settings = device_options(config, &notes);
+  DeviceOptions device_settings = device_options(config, &notes);
   const LoadedModel model = open_model(config.model.path, log);
   RolloutOptions reading;
   reading.vocab_size = model.config.vocab_size;
@@ -146,6 +158,8 @@ ScoreSummary score(const RunConfig& config, const std::string& rollouts, const s
   Device device(device_settings);
   const std::unique_ptr<Communicator> communicator =
       factory ? factory(*device.memory) : make_communicator(mesh_shape(config.mesh), *device.memory);
+  agree_on_isa(*communicator, device, device_settings, &notes);
+  check_same_lines(file, *communicator);
   MicroBatchOptions batching = micro_batch_options(config, model.config, *communicator);
   batching.score_all_completion_tokens = true;
   batching.file = file.path;

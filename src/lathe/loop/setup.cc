@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "lathe/loop/agreement.h"
 #include "lathe/mesh/launch.h"
 
 namespace lathe {
@@ -18,10 +19,30 @@ DeviceOptions device_options(const RunConfig& config, Notes* notes) {
   options.name = config.run.device;
   options.threads =
       config.run.threads > 0 ? static_cast<int>(config.run.threads) : launch_from_environment().cores();
-  if (options.name == "cpu") options.isa = chosen_isa();
+  if (options.name == "cpu") {
+    options.isa = chosen_isa();
+    options.isa_is_settled = false;
+  }
   if (config.run.threads == 0) notes->emplace_back("run.threads", std::to_string(options.threads));
   notes->emplace_back("isa", options.name == "cpu" ? isa_name(options.isa) : "ref");
   return options;
+}
+
+void agree_on_isa(Communicator& communicator, Device& device, DeviceOptions& options, Notes* notes) {
+  if (options.name != "cpu") return;
+  const std::vector<double> isas = values_of_ranks(communicator, static_cast<double>(options.isa));
+  const std::vector<double> by_hand = values_of_ranks(communicator, isa_is_set_by_hand() ? 1 : 0);
+  std::vector<RankIsa> ranks;
+  for (size_t i = 0; i < isas.size(); ++i)
+    ranks.push_back({static_cast<Isa>(static_cast<int>(isas[i])), by_hand[i] > 0});
+  const Isa common = common_isa(ranks);
+  for (auto& [key, choice] : *notes) {
+    if (key != "isa" || first_other_rank(isas) < 0) continue;
+    choice = fmt::format("{}: all that rank {} has", isa_name(common),
+                         std::min_element(isas.begin(), isas.end()) - isas.begin());
+  }
+  device.settle_isa(common);
+  options = device.options;
 }
 
 LoadedModel open_model(const std::string& path, Log& log) {

@@ -1,11 +1,14 @@
 #include "lathe/loop/step_data.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "lathe/core/error.h"
 #include "lathe/data/step_checks.h"
+#include "lathe/loop/agreement.h"
 #include "lathe/loop/setup.h"
 
 namespace lathe {
@@ -93,6 +96,40 @@ void add_pack_metrics(const std::vector<PackedMicroBatch>& packed, const std::ve
   metrics.emplace_back("pack/micro_batches", static_cast<double>(built.size()));
 }
 
+void add_to(Digest& digest, const Trajectory& t) {
+  digest.add(t.line);
+  digest.add_all(std::span(t.prompt_ids));
+  digest.add_all(std::span(t.completion_ids));
+  digest.add_all(std::span(t.completion_mask));
+  digest.add(t.reward.value_or(std::nan("")));
+  digest.add_all(std::span(t.advantage));
+  digest.add(t.group);
+  digest.add_all(std::span(t.rollout_logprobs));
+  digest.add_all(std::span(t.old_logprobs));
+  digest.add_all(std::span(t.ref_logprobs));
+  digest.add(t.temperature);
+  digest.add(static_cast<int64_t>(t.status));
+  if (t.routed_experts.has_value()) digest.add_all(std::span(t.routed_experts->data));
+}
+
+double digest_of(const StepBatch& batch, const std::vector<PackedMicroBatch>& packed) {
+  Digest digest;
+  for (const int64_t value :
+       {batch.batches, batch.bad_lines, batch.position.epoch, batch.position.file, batch.position.batch})
+    digest.add(value);
+  for (const Trajectory& t : batch.trajectories) add_to(digest, t);
+  for (const PackedMicroBatch& m : packed) {
+    for (const PackedRow& row : m.rows) {
+      digest.add(static_cast<uint64_t>(row.segments.size()));
+      for (const PackedSegment& segment : row.segments) {
+        digest.add(segment.item);
+        digest.add(segment.start);
+      }
+    }
+  }
+  return digest.value();
+}
+
 }  // namespace
 
 StepData build_step_data(const RunConfig& config, const MicroBatchOptions& options, StepBatch batch) {
@@ -143,6 +180,7 @@ StepData build_step_data(const RunConfig& config, const MicroBatchOptions& optio
     out.micro_batches.push_back(
         build_micro_batch(one, trained, trained_advantages, config.data.row_length, batching));
   }
+  out.digest = digest_of(batch, packed);
   out.metrics = data_metrics(all, trained, batch);
   for (const auto& [name, value] : group_metrics(groups)) out.metrics.emplace_back(name, value);
   add_pack_metrics(packed, out.micro_batches, config.data.row_length, out.metrics);

@@ -22,6 +22,7 @@ struct StepData {
   bool has_old_logprobs = false;
   bool has_ref_logprobs = false;
   std::string file;
+  double digest = 0;  // of the trajectories and of how they are packed: the same on all ranks
 };
 
 // Data errors name file and line: longer than the row, a field some but not all lines have, a gate without rollout

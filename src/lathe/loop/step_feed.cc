@@ -7,24 +7,21 @@
 
 namespace lathe {
 
-bool StepFeed::read_ahead(const StopCheck& stop) {
-  if (has_data_) return true;
+void StepFeed::read() {
   const double start = steady_seconds();
   position_ = source_.position();
   reading_ = true;  // stays when it fails: the next step is still to be made of that batch
-  std::optional<StepBatch> batch = source_.next(stop);
-  if (!batch.has_value()) return false;
-  position_ = batch->position;  // the same batch, after the beginning of an epoch
-  wait_s_ = batch->waited_s;
-  data_ = build_step_data(config_, batching_, std::move(*batch));
+  StepBatch batch = source_.next();
+  position_ = batch.position;  // the same batch, after the beginning of an epoch
+  wait_s_ = batch.waited_s;
+  data_ = build_step_data(config_, batching_, std::move(batch));
   count_ = static_cast<int64_t>(data_.micro_batches.size());
   has_data_ = true;
   reading_ = false;
   ready_ = false;
   scored_old_ = false;
   prepared_.clear();
-  data_s_ = steady_seconds() - start - wait_s_;
-  return true;
+  data_s_ = steady_seconds() - start;
 }
 
 void StepFeed::go_on(int64_t iteration, std::vector<std::vector<double>> old_logprobs) {
@@ -57,7 +54,7 @@ std::vector<std::vector<double>> StepFeed::old_logprobs() const {
 }
 
 bool StepFeed::begin_step(Engine& engine, Engine* reference, const StopCheck& stop) {
-  if (!read_ahead(stop)) return false;
+  LATHE_CHECK(has_data_, "a step without a batch");
   if (ready_ || (!repeats() && reference == nullptr)) return true;
   // Log-probs are put into the host's micro-batches, so that leaving off half-way loses nothing but time.
   const bool need_reference = reference != nullptr && !data_.has_ref_logprobs;

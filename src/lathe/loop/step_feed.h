@@ -34,14 +34,16 @@ class StepFeed {
   StepFeed(const RunConfig& config, const MicroBatchOptions& batching, BatchSource& source)
       : config_(config), batching_(batching), source_(source) {}
 
-  // Called between micro-batches and while a file is waited for; true: leave off.
+  // Called between micro-batches; true: leave off.
   using StopCheck = std::function<bool()>;
-  // Reads and packs the batch of the next step unless it is there; data errors. False: left off waiting for its file.
-  [[nodiscard]] bool read_ahead(const StopCheck& stop);
+  // The batch of the next step is there.
+  [[nodiscard]] bool has_batch() const { return has_data_; }
+  // Reads and packs it: the source's next; data errors.
+  void read();
   [[nodiscard]] const StepData& ahead() const { return data_; }
 
   // The next step is the `iteration`th of its batch; old log-probs that were computed at the batch's start and cannot be
-  // any more are put back. After read_ahead(). Data error: the batch has other micro-batches than it had.
+  // any more are put back. After read(). Data error: the batch has other micro-batches than it had.
   void go_on(int64_t iteration, std::vector<std::vector<double>> old_logprobs);
   // What go_on needs again: per micro-batch, of all its scored tokens, 0 where another rank has them; empty when the next
   // step is a batch's first.

@@ -16,6 +16,7 @@ int train(const RunConfig& config, const TrainOptions& options, Log& log,
   {
     Trainer trainer(config, options, log, print);
     try {
+      trainer.prepare();
       if (!options.dry_run) return trainer.run();
       trainer.dry_run();
       return 0;

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <string_view>
 #include <utility>
 
 #include "lathe/core/error.h"
+#include "lathe/loop/agreement.h"
 #include "lathe/loop/ledger_file.h"
 #include "lathe/loop/memory_check.h"
 #include "lathe/loop/memory_report.h"
@@ -37,11 +39,34 @@ std::unique_ptr<RunFolder> run_folder(const RunConfig& config, const TrainOption
   return folder;
 }
 
-// Before the model is opened: another model.path is named, not looked for.
-std::optional<ResumePoint> resume_point(const RunConfig& config, const TrainOptions& options, Log& log) {
-  std::optional<ResumePoint> point = find_resume_point(config.run, log);
+// Before the model is opened: another model.path is named, not looked for. The leading rank finds it.
+std::optional<ResumePoint> resume_point(const RunConfig& config, const TrainOptions& options,
+                                        Communicator& communicator, Log& log) {
+  std::optional<ResumePoint> point;
+  if (communicator.rank() == 0) point = find_resume_point(config.run, log);
+  std::vector<std::string> told;
+  if (point.has_value()) told = {point->path, point->state.branched_from};
+  told = leaders_texts(communicator, told);
+  if (!told.empty() && !point.has_value()) point = resume_point_at(told[0], told[1]);
   if (point.has_value()) check_same_settings(*point, options.settings);
   return point;
+}
+
+// What all ranks failed with, or null.
+std::exception_ptr agreed_failure(Communicator& communicator, const std::exception_ptr& own) {
+  try {
+    agree_on_failure(communicator, own);
+  } catch (const PeerFailure&) {
+    throw;
+  } catch (const Error&) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+// What makes a batch unusable, and costs none of the steps before it.
+bool is_of_data(const Error& error) {
+  return error.kind() == ErrorKind::kData || error.kind() == ErrorKind::kRetryable;
 }
 
 }  // namespace
@@ -61,25 +86,36 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
                                          : make_communicator(mesh_shape(config.mesh), *device_.memory)),
       folder_(run_folder(config, options, *communicator_, log)),
       checkpoints_(RunFolder::checkpoints_of(config.run.dir)),
-      resume_(resume_point(config, options, log)),
+      resume_(told_to_ranks(*communicator_, log,
+                            [&] { return resume_point(config, options, *communicator_, log); })),
       model_(open_model(config.model.path, log)),
-      source_(config.data.rollouts, config.data.trajectories_per_step, rollout_options(config, model_.config),
-              options.dry_run ? 0 : config.data.wait_s, log),
+      source_(told_to_ranks(*communicator_, log,
+                            [&] {
+                              return BatchSource(config.data.rollouts, config.data.trajectories_per_step,
+                                                 rollout_options(config, model_.config),
+                                                 options.dry_run ? 0 : config.data.wait_s, *communicator_,
+                                                 log);
+                            })),
       batching_(micro_batch_options(config, model_.config, *communicator_)),
       feed_(config, batching_, source_),
       stop_after_(parse_stop_after(options.stop_after, config.run.steps)),
-      base_(base_model(model_)) {
-  told_to_ranks(*communicator_, log_, [this] { prepare(); });
-}
+      base_(base_model(model_)) {}
 
 void Trainer::prepare() {
+  told_to_ranks(*communicator_, log_, [this] { prepare_steps(); });
+}
+
+void Trainer::prepare_steps() {
   // What can be refused is refused before the weights are read.
+  agree_on_isa(*communicator_, device_, device_options_, &notes_);
+  check_same_start();
   if (resume_.has_value()) check_resume_point();
   if (is_finished()) return;
   check_memory(config_, model_.config, config_.data.row_length, /*trains=*/true, rank_memory_bytes());
   source_.set_on_wait([this] { before_wait(); });
   // Before the first step a signal ends the process: nothing has to be left off here.
-  static_cast<void>(feed_.read_ahead([] { return false; }));
+  static_cast<void>(source_.wait([] { return false; }));
+  if (const std::exception_ptr failure = read_batch(); failure != nullptr) std::rethrow_exception(failure);
   if (resume_.has_value()) {
     std::vector<std::vector<double>> old_logprobs;
     with_checkpoint_remedy(*resume_, [&] { old_logprobs = read_old_logprobs(resume_->path); });
@@ -96,11 +132,39 @@ void Trainer::prepare() {
   load_weights();
 }
 
+void Trainer::check_same_start() {
+  const auto same = [this](std::string_view text) {
+    Digest digest;
+    digest.add(text);
+    return first_other_rank(values_of_ranks(*communicator_, digest.value()));
+  };
+  std::string settings;
+  for (const Setting& setting : options_.settings) {
+    // What belongs to a machine may differ.
+    if (setting.key == "run.threads" || setting.key == "run.memory_budget") continue;
+    settings += fmt::format("{}={}\n", setting.key, setting.value);
+  }
+  if (const int rank = same(settings); rank > 0) {
+    throw AgreedError(ErrorKind::kConfig, "run file",
+                      fmt::format("rank {} has other settings than rank 0", rank),
+                      "give all ranks the same run file and the same --set");
+  }
+  if (const int rank = same(base_.config + base_.tensors + base_.weights); rank > 0) {
+    throw AgreedError(
+        ErrorKind::kModel, config_.model.path,
+        fmt::format("rank {} finds another model there than rank 0", rank),
+        "put the model on a file system that all ranks share, or the same files on every machine");
+  }
+}
+
 void Trainer::check_resume_point() {
   check_same_base(*resume_, base_);
   source_.set_used(resume_->state.files);
   check_same_files(*resume_, source_.files());
-  source_.seek(resume_->state.position.batch);
+  const StepPosition& position = resume_->state.position;
+  source_.seek(position.batch,
+               position.batch.batch > 0 || position.iteration > 0 || resume_->state.micro_batches > 0,
+               static_cast<int64_t>(resume_->state.file_bytes));
   const StopPoint here{.step = resume_->name.step, .micro_batches = resume_->name.micro_batches};
   if (stop_after_.has_value() && *stop_after_ < here) {
     config_error(
@@ -204,41 +268,75 @@ void Trainer::end_at_nonfinite(const StepResult& result) {
       "look at that step's data; a lower learning rate often helps; skip_nonfinite: true skips such steps");
 }
 
-// The leading rank waits for a file that is to come, and tells the others how that ended; they then find it there.
-void Trainer::read_ahead() {
-  std::exception_ptr failure;
-  auto found = ReadAhead::kThere;
-  if (leads()) {
-    try {
-      // Left off: stop_wanted() says so again, at the beginning of the next step.
-      const bool read = feed_.read_ahead([this] {
-        while_waiting([&] { static_cast<void>(look_over_ranks(ReadAhead::kWaits)); });
-        return !stop_reason_.empty();
-      });
-      if (!read) found = ReadAhead::kLeftOff;
-    } catch (const Error& error) {
-      if (failed_while_waiting_) throw;
-      if (error.kind() != ErrorKind::kData && error.kind() != ErrorKind::kRetryable) throw;
-      log_.warning(
-          "{}, the steps before it are saved: {}",
-          error.kind() == ErrorKind::kData ? "the next batch cannot be used" : "the next batch is not there",
-          error.what());
-      failure = std::current_exception();
-      found = ReadAhead::kFailed;
-    }
+Trainer::ReadAhead Trainer::wait_for_file(std::exception_ptr* failure) {
+  try {
+    // Left off: stop_wanted() says so again, at the beginning of the next step.
+    const bool there = source_.wait([this] {
+      while_waiting([&] { static_cast<void>(look_over_ranks(ReadAhead::kWaits)); });
+      return !stop_reason_.empty();
+    });
+    return there ? ReadAhead::kThere : ReadAhead::kLeftOff;
+  } catch (const Error& error) {
+    if (failed_while_waiting_ || !is_of_data(error)) throw;
+    *failure = std::current_exception();
+    return ReadAhead::kFailed;
   }
+}
+
+std::exception_ptr Trainer::read_batch() {
+  std::exception_ptr failure;
+  try {
+    feed_.read();
+  } catch (const PeerFailure&) {
+    throw;
+  } catch (const Error& error) {
+    if (!is_of_data(error)) throw;
+    failure = std::current_exception();
+  }
+  failure = agreed_failure(*communicator_, failure);
+  if (failure != nullptr) return failure;
+  const StepData& data = feed_.ahead();
+  const int rank = first_other_rank(values_of_ranks(*communicator_, data.digest));
+  if (rank < 0) return nullptr;
+  return std::make_exception_ptr(AgreedError(
+      ErrorKind::kData, data.file, fmt::format("rank {} reads other contents there than rank 0", rank),
+      "put the rollouts on a file system that all ranks share, and do not change files while a "
+      "run uses them; then the same command goes on"));
+}
+
+// The leading rank waits for a file that is to come, and tells the others how that ended; then all of them read it.
+void Trainer::read_ahead() {
+  if (feed_.has_batch()) return;
+  std::exception_ptr failure;
+  ReadAhead found = leads() ? wait_for_file(&failure) : ReadAhead::kThere;
   for (;;) {
     found = look_over_ranks(found);
     if (found != ReadAhead::kWaits) break;
     before_wait();
     found = ReadAhead::kThere;
   }
-  if (found == ReadAhead::kThere && !leads()) static_cast<void>(feed_.read_ahead([] { return false; }));
-  if (found != ReadAhead::kFailed) return;
-  report_pending();
-  start_save();
-  finish_save();
-  agree_on_failure(*communicator_, failure);
+  if (found == ReadAhead::kFailed) failure = agreed_failure(*communicator_, failure);
+  if (found == ReadAhead::kThere) failure = read_batch();
+  if (failure != nullptr) end_after_save(failure);
+}
+
+void Trainer::end_after_save(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    log_.warning(
+        "{}, the steps before it are saved: {}",
+        error.kind() == ErrorKind::kData ? "the next batch cannot be used" : "the next batch is not there",
+        error.what());
+  }
+  try {
+    report_pending();
+    start_save();
+    finish_save();
+  } catch (const AgreedError& error) {
+    log_.warning("the steps before it could not be saved: {}", error.what());
+  }
+  std::rethrow_exception(failure);
 }
 
 Trainer::ReadAhead Trainer::look_over_ranks(ReadAhead found) {
@@ -282,6 +380,8 @@ void Trainer::while_waiting(const std::function<void()>& work) {
 }
 
 void Trainer::open_folder() {
+  // Checkpoints are renamed and removed here: not before every rank has read what it needs of them.
+  communicator_->barrier(Channel::kHost);
   if (!leads()) return;
   if (resume_.has_value()) {
     folder_->go_on_after(resume_->name, options_.resolved_config);

@@ -1,6 +1,7 @@
 // A run: its parts, and the loop over its steps. Used by train() alone.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <future>
 #include <memory>
@@ -19,9 +20,11 @@ namespace lathe {
 
 class Trainer {
  public:
-  // Reads and checks everything up to the weights, and finds the checkpoint to go on from.
+  // Makes the ranks find each other, and the checkpoint to go on from.
   Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
           const std::function<void(const std::string&)>& print);
+  // First: reads and checks everything up to the weights.
+  void prepare();
   void dry_run();
   [[nodiscard]] int run();  // the exit code
 
@@ -32,7 +35,7 @@ class Trainer {
     std::future<StepResult> result;
   };
 
-  // How the leading rank's look for the next batch went; larger ones win over ranks.
+  // How the look for the next batch went; larger ones win over ranks.
   enum class ReadAhead : uint8_t { kThere, kLeftOff, kFailed, kWaits };
   // The rank that writes the run folder, the log and the report.
   [[nodiscard]] bool leads() const { return communicator_->rank() == 0; }
@@ -40,8 +43,10 @@ class Trainer {
   // and the end of a save beside the steps. Throws what that save threw.
   [[nodiscard]] ReadAhead look_over_ranks(ReadAhead found);
   void write_ledger();
-  void prepare();  // what the constructor does once the ranks have found each other
+  void prepare_steps();
   [[nodiscard]] int run_to_end();
+  // All ranks begin with the same settings and the same model.
+  void check_same_start();
   void check_resume_point();
   void load_weights();
   void open_folder();
@@ -51,6 +56,11 @@ class Trainer {
   [[nodiscard]] bool submit_step();
   // Reads the next batch while the device works. A bad file must not cost the steps before it: they are saved first.
   void read_ahead();
+  // The leading rank's part of it that comes first: a file is there.
+  [[nodiscard]] ReadAhead wait_for_file(std::exception_ptr* failure);
+  // All ranks read the batch, and have the same. What is wrong with it, on any of them, or null.
+  [[nodiscard]] std::exception_ptr read_batch();
+  [[noreturn]] void end_after_save(const std::exception_ptr& failure);
   // What the loop does while it waits for the next batch. If it throws, that batch is not to blame.
   void while_waiting(const std::function<void()>& work);
   void before_wait();  // for a rollout file: whoever writes it may wait for this run's weights

@@ -1,4 +1,5 @@
 // Checkpoints of a run: what goes into them, and when the loop hears of their end.
+#include <algorithm>
 #include <exception>
 #include <filesystem>
 #include <utility>
@@ -21,11 +22,7 @@ TrainState Trainer::current_state() {
   const bool within = batch.batch > 0 || state.position.iteration > 0 || micro_batches_ > 0;
   const int64_t used = batch.epoch > 0 ? static_cast<int64_t>(files.size()) : batch.file + (within ? 1 : 0);
   state.files.assign(files.begin(), files.begin() + used);
-  if (within) {
-    std::error_code code;
-    const auto bytes = std::filesystem::file_size(files[static_cast<size_t>(batch.file)], code);
-    state.file_bytes = code ? 0 : bytes;
-  }
+  if (within) state.file_bytes = static_cast<uint64_t>(std::max<int64_t>(source_.bytes(), 0));
   state.seed = config_.run.seed;
   if (leads()) state.rolling = reporter_->rolling();
   state.base = base_;
