@@ -17,5 +17,12 @@ TEST_F(Memory, RowsThatCannotFitAreRefusedBeforeTheyAreAllocated) {
                  "error: data.row_length: 1048576 row(s) of 1024 tokens need at least 360.00 GiB ");
 }
 
+// 46452 parameters in f32: value, gradient, two moments.
+TEST_F(Memory, WhatIsHeldFromStepToStepIsAMetric) {
+  EXPECT_EQ(train().code, 0);
+  EXPECT_NE(bytes("run/metrics.jsonl").find("\"perf/state_mem_bytes\":743232.0"), std::string::npos)
+      << bytes("run/metrics.jsonl");
+}
+
 }  // namespace
 }  // namespace lathe
