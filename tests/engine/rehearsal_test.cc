@@ -5,6 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include "support/run_ranks.h"
+#include "support/temp_folder.h"
+
 #include "engine/tiny_model.h"
 
 namespace lathe::test {
@@ -88,6 +91,32 @@ TEST(Remat, AutoKeepsTheMostLayersThatFitTheBudget) {
       EXPECT_EQ(kept_with(bytes), most);
     }
   }
+}
+
+// All ranks keep what the one with the least room can, and rank 0 logs the numbers of that one.
+TEST(Remat, TheRankWithTheLeastRoomDecidesAndIsNamed) {
+  const TempFolder folder;
+  const std::string log_file = folder / "log.txt";
+  int64_t needed = 0;
+  run_ranks_of({.fsdp = 2}, [&](ThreadWorld& world, int rank) {
+    EngineOptions options = tiny_options();
+    options.remat = RematPolicy::kAuto;
+    options.memory_budget = rank == 0 ? int64_t{1} << 40 : 4096;
+    const auto make = [&](DeviceMemory& memory) { return world.communicator(rank, memory); };
+    TinyEngine tiny(model(), cpu_f32(1), options, 7, make);
+    if (rank == 0) tiny.log().add_file(log_file);
+    tiny.engine().plan_remat(2, 256);
+    EXPECT_EQ(tiny.engine().kept_layers(), 0) << rank;
+    if (rank == 1) needed = tiny.engine().rehearse(largest_micro_batch(1, 256), 0).use.total();
+  });
+  const std::string log = bytes_of_file(log_file);
+  const std::string need = bytes_text(needed);
+  EXPECT_NE(log.find("remat.policy auto: full (needs " + need + " of a budget of 4.0 KiB on rank 1)"),
+            std::string::npos)
+      << log;
+  EXPECT_NE(log.find("run.memory_budget leaves 4.0 KiB for training on rank 1, less than the " + need),
+            std::string::npos)
+      << log;
 }
 
 TEST(Remat, SameBitsHoweverManyLayersAreKept) {

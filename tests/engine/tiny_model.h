@@ -42,6 +42,7 @@ class TinyEngine {
 
   Engine& engine() { return *engine_; }
   Device& device() { return *device_; }
+  Log& log() { return *log_; }
   // Gradient sums of one step over these micro-batches, by Hugging Face-independent parameter name order; then a step
   // with the optimizer as configured.
   StepResult step(const std::vector<MicroBatch>& batches);

@@ -52,23 +52,6 @@ std::optional<ResumePoint> resume_point(const RunConfig& config, const TrainOpti
   return point;
 }
 
-// What all ranks failed with, or null.
-std::exception_ptr agreed_failure(Communicator& communicator, const std::exception_ptr& own) {
-  try {
-    agree_on_failure(communicator, own);
-  } catch (const PeerFailure&) {
-    throw;
-  } catch (const Error&) {
-    return std::current_exception();
-  }
-  return nullptr;
-}
-
-// What makes a batch unusable, and costs none of the steps before it.
-bool is_of_data(const Error& error) {
-  return error.kind() == ErrorKind::kData || error.kind() == ErrorKind::kRetryable;
-}
-
 }  // namespace
 
 Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
@@ -268,77 +251,6 @@ void Trainer::end_at_nonfinite(const StepResult& result) {
       "look at that step's data; a lower learning rate often helps; skip_nonfinite: true skips such steps");
 }
 
-Trainer::ReadAhead Trainer::wait_for_file(std::exception_ptr* failure) {
-  try {
-    // Left off: stop_wanted() says so again, at the beginning of the next step.
-    const bool there = source_.wait([this] {
-      while_waiting([&] { static_cast<void>(look_over_ranks(ReadAhead::kWaits)); });
-      return !stop_reason_.empty();
-    });
-    return there ? ReadAhead::kThere : ReadAhead::kLeftOff;
-  } catch (const Error& error) {
-    if (failed_while_waiting_ || !is_of_data(error)) throw;
-    *failure = std::current_exception();
-    return ReadAhead::kFailed;
-  }
-}
-
-std::exception_ptr Trainer::read_batch() {
-  std::exception_ptr failure;
-  try {
-    feed_.read();
-  } catch (const PeerFailure&) {
-    throw;
-  } catch (const Error& error) {
-    if (!is_of_data(error)) throw;
-    failure = std::current_exception();
-  }
-  failure = agreed_failure(*communicator_, failure);
-  if (failure != nullptr) return failure;
-  const StepData& data = feed_.ahead();
-  const int rank = first_other_rank(values_of_ranks(*communicator_, data.digest));
-  if (rank < 0) return nullptr;
-  return std::make_exception_ptr(AgreedError(
-      ErrorKind::kData, data.file, fmt::format("rank {} reads other contents there than rank 0", rank),
-      "put the rollouts on a file system that all ranks share, and do not change files while a "
-      "run uses them; then the same command goes on"));
-}
-
-// The leading rank waits for a file that is to come, and tells the others how that ended; then all of them read it.
-void Trainer::read_ahead() {
-  if (feed_.has_batch()) return;
-  std::exception_ptr failure;
-  ReadAhead found = leads() ? wait_for_file(&failure) : ReadAhead::kThere;
-  for (;;) {
-    found = look_over_ranks(found);
-    if (found != ReadAhead::kWaits) break;
-    before_wait();
-    found = ReadAhead::kThere;
-  }
-  if (found == ReadAhead::kFailed) failure = agreed_failure(*communicator_, failure);
-  if (found == ReadAhead::kThere) failure = read_batch();
-  if (failure != nullptr) end_after_save(failure);
-}
-
-void Trainer::end_after_save(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const Error& error) {
-    log_.warning(
-        "{}, the steps before it are saved: {}",
-        error.kind() == ErrorKind::kData ? "the next batch cannot be used" : "the next batch is not there",
-        error.what());
-  }
-  try {
-    report_pending();
-    start_save();
-    finish_save();
-  } catch (const AgreedError& error) {
-    log_.warning("the steps before it could not be saved: {}", error.what());
-  }
-  std::rethrow_exception(failure);
-}
-
 Trainer::ReadAhead Trainer::look_over_ranks(ReadAhead found) {
   if (stop_reason_.empty() && options_.stop_requested) stop_reason_ = options_.stop_requested();
   const int ranks = communicator_->mesh().size();
@@ -362,21 +274,6 @@ void Trainer::write_ledger() {
   engine_->wait_for_device();
   if (leads()) lathe::write_ledger(options_.ledger_out, *communicator_);
   ledger_written_ = true;
-}
-
-void Trainer::before_wait() {
-  if (!training_.has_value()) return;  // for the first file
-  if (leads()) static_cast<void>(look_over_ranks(ReadAhead::kWaits));
-  while_waiting([this] {
-    report_pending();
-    save_if_due();
-  });
-}
-
-void Trainer::while_waiting(const std::function<void()>& work) {
-  failed_while_waiting_ = true;
-  work();
-  failed_while_waiting_ = false;
 }
 
 void Trainer::open_folder() {

@@ -72,7 +72,7 @@ class Trainer {
   [[nodiscard]] bool at_stop_point(int64_t micro_batches) const;
   [[nodiscard]] int stop();
 
-  // Saving (trainer_save.cc).
+  // Saving (trainer_save.cc); reading is in trainer_read.cc.
   [[nodiscard]] TrainState current_state();
   [[nodiscard]] uint64_t checkpoint_bytes(bool in_step) const;
   void save_if_due();
