@@ -31,11 +31,11 @@ TEST(TokenChunks, AreRefusedWhereTheyWouldMultiplyTheWork) {
   EXPECT_EQ(
       error_of(ErrorKind::kConfig, [] { static_cast<void>(multiple_of(256, 64, {.context = 4})); }),
       "moe.token_chunks: 64 chunks over 4 context rank(s) would fill rows of 256 up to 2048 positions | "
-      "use 9, or a data.row_length that is a multiple of 2048");
+      "use at most 9, or a data.row_length that is a multiple of 2048");
   EXPECT_EQ(
       error_of(ErrorKind::kConfig, [] { static_cast<void>(multiple_of(256, 1000, {.expert = 2})); }),
       "moe.token_chunks: 1000 chunks over 1 context rank(s) would fill rows of 256 up to 1000 positions | "
-      "use 288, or a data.row_length that is a multiple of 1000");
+      "use at most 256, or a data.row_length that is a multiple of 1000");
 }
 
 }  // namespace

@@ -315,6 +315,38 @@ TEST_F(MeshRuns, ARankThatCannotReadIsNamedInTheLog) {
   EXPECT_NE(log.find("cannot be opened: Too many open files"), std::string::npos) << log;
 }
 
+// The path is the same, the folder is not.
+TEST_F(MeshRuns, AFolderThatIsNotSharedIsRefusedBeforeTheFirstStep) {
+  const std::string here = fs::current_path();
+  fs::create_directories("elsewhere/run");
+  fs::copy_file("run.yaml", "elsewhere/run.yaml");
+  file("rank.sh", "[ $OMPI_COMM_WORLD_RANK = 0 ] || cd elsewhere\nexec \"$@\"\n");
+  const Finished done =
+      run_lathe(train({{"fsdp", 2}}, "/proc/self/cwd/run",
+                      {"model.path=" + here + "/model", "data.rollouts=" + here + "/rollouts.jsonl"}));
+  EXPECT_EQ(done.code, 2) << done.err;
+  EXPECT_NE(done.err.find("error: run.dir: '/proc/self/cwd/run' on rank 1 is not the folder of rank 0"),
+            std::string::npos)
+      << done.err;
+  EXPECT_EQ(bytes("run/metrics.jsonl"), "");
+}
+
+// Before there is a run: the others hear the reason all the same.
+TEST_F(MeshRuns, ARankThatCannotOpenTheModelIsHeard) {
+  const std::string here = fs::current_path();
+  fs::create_directories("elsewhere");
+  fs::copy("model", "elsewhere/model", fs::copy_options::recursive);
+  fs::resize_file("elsewhere/model/model.safetensors", 0);
+  fs::copy_file("run.yaml", "elsewhere/run.yaml");
+  file("rank.sh", "[ $OMPI_COMM_WORLD_RANK = 0 ] || cd elsewhere\nexec \"$@\"\n");
+  const Finished done =
+      run_lathe(train({{"fsdp", 2}}, here + "/run",
+                      {"model.path=/proc/self/cwd/model", "data.rollouts=" + here + "/rollouts.jsonl"}));
+  EXPECT_EQ(done.code, 4) << done.err;
+  EXPECT_NE(done.err.find("rank 1 failed: /proc/self/cwd/model/model.safetensors: "), std::string::npos)
+      << done.err;
+}
+
 // One rank is told to use less than the processor has: all do, and compute what they would with that on all.
 TEST_F(MeshRuns, AllRanksUseTheLeastInstructionSet) {
   if (cpu_info().best == Isa::kAvx2) GTEST_SKIP() << "there is one instruction set here";

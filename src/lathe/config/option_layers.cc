@@ -28,7 +28,7 @@ void add_layer_options(std::vector<Option>* table) {
                                  [](const RunConfig& c) { return c.mesh.context > 1 || c.mesh.expert > 1; }};
   Option& room = moe.number(
       "ragged_buffer_factor", &MoeSection::ragged_buffer_factor, at_least(-1),
-      "room for routed tokens of a rank, as a multiple of a balanced load; -1: no token is dropped");
+      "room for routed tokens of a rank, as a multiple of a balanced load; 0 or less: no token is dropped");
   room.needs = {expert_ranks};
   in_moe_layers(room);
   Option& chunks = moe.integer("token_chunks", &MoeSection::token_chunks, from_to(1, kMostTokens),

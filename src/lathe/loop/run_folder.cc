@@ -80,6 +80,21 @@ RunFolder::Lock::~Lock() {
   ::close(descriptor_);
 }
 
+void RunFolder::Lock::write(const std::string& text) const {
+  const bool written = ::ftruncate(descriptor_, 0) == 0 && ::pwrite(descriptor_, text.data(), text.size(),
+                                                                    0) == static_cast<ssize_t>(text.size());
+  if (!written) {
+    retryable_error("run.dir", fmt::format("{} cannot be written: {}", kLockName, std::strerror(errno)),
+                    "free some space, then the same command goes on");
+  }
+}
+
+bool RunFolder::is_writable_with_token(const std::string& path, const std::string& token) {
+  std::ifstream lock(path + "/" + kLockName);
+  std::string text;
+  return std::getline(lock, text) && text == token && ::access(path.c_str(), W_OK | X_OK) == 0;
+}
+
 void RunFolder::check_usable(const std::string& path, const std::string& resume) {
   const fs::path folder(path);
   std::error_code ignored;
@@ -122,6 +137,8 @@ std::string RunFolder::checkpoints_of(const std::string& path) {
 void RunFolder::prepare(const std::string& resolved_config) {
   create_folders(path_of("checkpoints"));
   if (lock_ == nullptr) lock_ = std::make_unique<Lock>(path_);
+  token_ = fmt::format("{} {:.6f}", ::getpid(), seconds_since_epoch());
+  lock_->write(token_ + "\n");
   checkpoints_.remove_leftovers();
   write_file_atomically(path_of(kResolvedName), resolved_config);
   log_.add_file(path_of(kLogName));

@@ -38,6 +38,10 @@ class RunFolder {
   void flush_metrics_to_disk() const;
 
   [[nodiscard]] static std::string checkpoints_of(const std::string& path);  // the folder
+  // What begin and go_on_after wrote into the lock file, other for every process; whether `path` is a folder with that
+  // text, where this process may write.
+  [[nodiscard]] const std::string& token() const { return token_; }
+  [[nodiscard]] static bool is_writable_with_token(const std::string& path, const std::string& token);
   [[nodiscard]] const Checkpoints& checkpoints() const { return checkpoints_; }
 
  private:
@@ -47,6 +51,7 @@ class RunFolder {
     ~Lock();
     Lock(const Lock&) = delete;
     Lock& operator=(const Lock&) = delete;
+    void write(const std::string& text) const;
 
    private:
     int descriptor_;
@@ -58,6 +63,7 @@ class RunFolder {
   [[nodiscard]] std::string path_of(const char* name) const;
 
   std::string path_;
+  std::string token_;
   Log& log_;
   Checkpoints checkpoints_;
   std::unique_ptr<Lock> lock_;

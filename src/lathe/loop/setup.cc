@@ -116,12 +116,12 @@ void check_token_chunks(const RunConfig& config, int context) {
   const auto filled = [&](int64_t n) { return filled_up(length, row_multiple(context, n)); };
   const int64_t most = filled(1) + filled(1) / 8;
   if (chunks == 1 || filled(chunks) <= most) return;
-  int64_t fitting = chunks - 1;
+  int64_t fitting = std::min(chunks - 1, length);
   while (fitting > 1 && filled(fitting) > most) --fitting;
   config_error("moe.token_chunks",
                fmt::format("{} chunks over {} context rank(s) would fill rows of {} up to {} positions",
                            chunks, context, length, filled(chunks)),
-               fmt::format("use {}, or a data.row_length that is a multiple of {}", fitting,
+               fmt::format("use at most {}, or a data.row_length that is a multiple of {}", fitting,
                            row_multiple(context, chunks)));
 }
 

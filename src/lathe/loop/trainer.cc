@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <exception>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "lathe/core/error.h"
@@ -67,11 +69,12 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
       device_(device_options_),
       communicator_(options.communicator ? options.communicator(*device_.memory)
                                          : make_communicator(mesh_shape(config.mesh), *device_.memory)),
-      folder_(run_folder(config, options, *communicator_, log)),
+      folder_(told_to_ranks(*communicator_, log,
+                            [&] { return run_folder(config, options, *communicator_, log); })),
       checkpoints_(RunFolder::checkpoints_of(config.run.dir)),
       resume_(told_to_ranks(*communicator_, log,
                             [&] { return resume_point(config, options, *communicator_, log); })),
-      model_(open_model(config.model.path, log)),
+      model_(told_to_ranks(*communicator_, log, [&] { return open_model(config.model.path, log); })),
       source_(told_to_ranks(*communicator_, log,
                             [&] {
                               return BatchSource(config.data.rollouts, config.data.trajectories_per_step,
@@ -82,7 +85,7 @@ Trainer::Trainer(const RunConfig& config, const TrainOptions& options, Log& log,
       batching_(micro_batch_options(config, model_.config, *communicator_)),
       feed_(config, batching_, source_),
       stop_after_(parse_stop_after(options.stop_after, config.run.steps)),
-      base_(base_model(model_)) {}
+      base_(told_to_ranks(*communicator_, log, [&] { return base_model(model_); })) {}
 
 void Trainer::prepare() {
   told_to_ranks(*communicator_, log_, [this] { prepare_steps(); });
@@ -279,7 +282,7 @@ void Trainer::write_ledger() {
 void Trainer::open_folder() {
   // Checkpoints are renamed and removed here: not before every rank has read what it needs of them.
   communicator_->barrier(Channel::kHost);
-  if (!leads()) return;
+  if (!leads()) return check_folder_is_shared();
   if (resume_.has_value()) {
     folder_->go_on_after(resume_->name, options_.resolved_config);
     const std::string in_step = micro_batches_ == 0
@@ -292,6 +295,27 @@ void Trainer::open_folder() {
     folder_->begin(options_.resolved_config);
   }
   check_free_space(config_.run.dir, checkpoint_bytes(false));
+  check_folder_is_shared();
+}
+
+void Trainer::check_folder_is_shared() {
+  if (communicator_->mesh().size() == 1) return;
+  const std::string token =
+      leaders_texts(*communicator_, {leads() ? folder_->token() : std::string()}).front();
+  // Other hosts may see what is new a little later.
+  constexpr int kLooks = 50;
+  constexpr std::chrono::milliseconds kPause{100};
+  bool there = RunFolder::is_writable_with_token(config_.run.dir, token);
+  for (int i = 1; i < kLooks && !there; ++i) {
+    std::this_thread::sleep_for(kPause);
+    there = RunFolder::is_writable_with_token(config_.run.dir, token);
+  }
+  const int rank = first_other_rank(values_of_ranks(*communicator_, there ? 0 : 1));
+  if (rank < 0) return;
+  throw AgreedError(ErrorKind::kConfig, "run.dir",
+                    fmt::format("'{}' on rank {} is not the folder of rank 0, or cannot be written there",
+                                config_.run.dir, rank),
+                    "put run.dir on a file system that all ranks share and may write to");
 }
 
 void Trainer::run_steps() {

@@ -50,6 +50,8 @@ class Trainer {
   void check_resume_point();
   void load_weights();
   void open_folder();
+  // All ranks write into the files of a checkpoint.
+  void check_folder_is_shared();
   [[nodiscard]] bool is_finished() const;  // there is nothing to do
   void run_steps();                        // until the last one, or stop_reason_ is set
   // False: stopped in the middle of the step, its update is not queued.
