@@ -45,6 +45,16 @@ TEST(StepHints, OldLogProbsOfOtherWeights) {
             "I ");
 }
 
+TEST(StepHints, DroppedSlotsAreSaidOnceAndExplainTheRatio) {
+  StepHints hints;
+  const Metrics dropped = with(kOnPolicy, {{"policy/ratio_mean", 2}, {"moe/dropped_frac", 0.24}});
+  EXPECT_EQ(texts(hints.check(1, dropped)),
+            Texts{"W step 1: 24% of the tokens' choices found no room with their experts and were dropped "
+                  "(moe/dropped_frac), so that log-probs and ratios are not quite the model's: raise "
+                  "moe.ragged_buffer_factor, or set it to -1"});
+  EXPECT_TRUE(hints.check(2, dropped).empty());
+}
+
 TEST(StepHints, NoSpreadInAnyGroupIsSaidOnce) {
   StepHints hints;
   const Metrics equal = with(kOnPolicy, {{"group/zero_std_frac", 1}, {"adv/nonzero_frac", 0}});

@@ -59,6 +59,15 @@ bool is_one_sided(const Metrics& metrics) {
          mean >= kOneSided * value_of(metrics, "mismatch/abs_mean");
 }
 
+Hint dropped_slots(int64_t step, double dropped) {
+  return {
+      true,
+      fmt::format("step {}: {:.2g}% of the tokens' choices found no room with their experts and were dropped "
+                  "(moe/dropped_frac), so that log-probs and ratios are not quite the model's: raise "
+                  "moe.ragged_buffer_factor, or set it to -1",
+                  step, 100 * dropped)};
+}
+
 }  // namespace
 
 bool StepHints::first_time(const std::string& name, int64_t step) {
@@ -67,7 +76,11 @@ bool StepHints::first_time(const std::string& name, int64_t step) {
 
 std::vector<Hint> StepHints::check(int64_t step, const Metrics& metrics) {
   std::vector<Hint> hints;
-  if (step == 1 && value_of(metrics, "policy/active_sequences") > 0) hints.push_back(first_step(metrics));
+  const double dropped = value_of(metrics, "moe/dropped_frac");
+  if (dropped > 0 && first_time("dropped_slots", step)) hints.push_back(dropped_slots(step, dropped));
+  // What was dropped moves the ratio, too.
+  if (step == 1 && dropped == 0 && value_of(metrics, "policy/active_sequences") > 0)
+    hints.push_back(first_step(metrics));
   const double groups = value_of(metrics, "group/count");
   if (groups > 0 && value_of(metrics, "adv/nonzero_frac") == 0) {
     if (value_of(metrics, "group/too_small") == groups) {

@@ -1,7 +1,8 @@
 // What a step's metrics mean where people take them for faults, or do not see one. Said once a run:
 // - of step 1, what the ratio and the loss are before the first update;
 // - no group has a spread of rewards (or two trajectories), so that every advantage is 0;
-// - the sampler's log-probs differ from the trainer's in one direction.
+// - the sampler's log-probs differ from the trainer's in one direction;
+// - experts had no room for some of their tokens.
 #pragma once
 
 #include <cstdint>
