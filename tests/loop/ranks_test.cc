@@ -1,9 +1,9 @@
 // What ranks read and agree on: runs on threads, of which each is a rank.
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <map>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -70,7 +70,7 @@ class RankedRun : public ::testing::Test {
       }
       TrainOptions options;
       options.stop_after = stop_after_;
-      options.settings = settings_[rank];
+      options.settings = settings_.at(static_cast<size_t>(rank));
       options.communicator = [&](DeviceMemory& memory) {
         auto communicator = world.communicator(rank, memory);
         if (rank != 1 || !after_) return communicator;
@@ -107,8 +107,8 @@ class RankedRun : public ::testing::Test {
   std::vector<std::string> lines_;
   bool views_ = false;  // every rank sees files of its own under relative paths
   std::string stop_after_;
-  std::map<int, std::vector<Setting>> settings_;
-  test::AfterReduction after_;  // on rank 1
+  std::array<std::vector<Setting>, kRanks> settings_;  // by rank
+  test::AfterReduction after_;                         // on rank 1
 };
 
 // Rank 0 has taken a file when one before it appears; rank 1 comes later.
@@ -245,7 +245,7 @@ TEST_F(RankedRun, OtherSettingsOrAnotherModelOnAnotherRankAreRefused) {
   config_.run.dir = folder_ / "other";
   std::string text = test::error_of(ErrorKind::kConfig, [&] { static_cast<void>(run()); });
   EXPECT_EQ(text.find("run file: rank 1 has other settings than rank 0"), 0U) << text;
-  settings_.clear();
+  settings_ = {};
   views_ = true;
   for (const char* rank : {"rank0", "rank1"}) {
     fs::create_directories(folder_ / rank);
