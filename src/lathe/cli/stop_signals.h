@@ -1,5 +1,6 @@
-// SIGTERM, SIGINT and SIGUSR1 (which mpirun passes on to its ranks) while `lathe train` runs. Before the steps begin there is nothing to save: the process exits at once
-// with 75. From started() on the first signal is only noted, and the run saves and stops; a second one kills.
+// SIGTERM, SIGINT and SIGUSR1 (which mpirun passes on to its ranks) while `lathe train` runs. Before the steps begin there is
+// nothing to save: the process exits at once with 75. From started() on the first signal is only noted, and the run saves
+// and stops; a second one kills.
 #pragma once
 
 #include <string>

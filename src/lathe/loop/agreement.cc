@@ -9,13 +9,25 @@
 #include "lathe/loop/rank_errors.h"
 
 namespace lathe {
-namespace {
 
-Exchange on_host() {
+Exchange run_exchange() {
   return {.axes = kAxisAll, .phase = Phase::kPrepare, .tensor = "run", .channel = Channel::kHost};
 }
 
-}  // namespace
+std::string text_of_rank(Communicator& communicator, int rank, const std::string& own) {
+  if (communicator.mesh().size() == 1) return own;
+  const bool speaks = communicator.rank() == rank;
+  double length = speaks ? static_cast<double>(own.size()) : 0;
+  communicator.all_reduce_max(run_exchange(), std::span(&length, 1));
+  std::vector<double> codes(static_cast<size_t>(length), 0.0);
+  if (speaks)
+    std::transform(own.begin(), own.end(), codes.begin(), [](char c) { return static_cast<double>(c); });
+  communicator.all_reduce_sum(run_exchange(), codes);
+  std::string text(codes.size(), ' ');
+  std::transform(codes.begin(), codes.end(), text.begin(),
+                 [](double code) { return static_cast<char>(code); });
+  return text;
+}
 
 // Each with its length in front.
 std::vector<std::string> leaders_texts(Communicator& communicator, const std::vector<std::string>& own) {
@@ -36,7 +48,7 @@ std::vector<std::string> leaders_texts(Communicator& communicator, const std::ve
 std::vector<double> values_of_ranks(Communicator& communicator, double own) {
   std::vector<double> all(static_cast<size_t>(communicator.mesh().size()), 0.0);
   all[static_cast<size_t>(communicator.rank())] = own;
-  communicator.all_reduce_sum(on_host(), all);
+  communicator.all_reduce_sum(run_exchange(), all);
   return all;
 }
 
@@ -65,6 +77,15 @@ void Digest::add(std::string_view text) {
 double Digest::value() const {
   constexpr uint64_t kBelow = uint64_t{1} << 52U;
   return static_cast<double>((state_ * 0xD6E8FEB86659FD93U >> 8U) % kBelow);
+}
+
+void check_same_contents(Communicator& communicator, double digest, const std::string& file) {
+  const int rank = first_other_rank(values_of_ranks(communicator, digest));
+  if (rank < 0) return;
+  throw AgreedError(
+      ErrorKind::kData, file, fmt::format("rank {} reads other contents there than rank 0", rank),
+      "put the rollouts on a file system that all ranks share, and do not change files while they are "
+      "used; then the same command goes on");
 }
 
 Isa common_isa(std::span<const RankIsa> ranks) {

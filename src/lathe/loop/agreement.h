@@ -14,6 +14,10 @@
 
 namespace lathe {
 
+// What the loop's numbers travel as.
+[[nodiscard]] Exchange run_exchange();
+// The text of rank `rank` (those of other ranks do not matter), on all ranks.
+[[nodiscard]] std::string text_of_rank(Communicator& communicator, int rank, const std::string& own);
 // The leading rank's texts (those of other ranks do not matter), on all ranks.
 [[nodiscard]] std::vector<std::string> leaders_texts(Communicator& communicator,
                                                      const std::vector<std::string>& own);
@@ -46,6 +50,9 @@ class Digest {
  private:
   uint64_t state_ = 0x9E3779B97F4A7C15U;
 };
+
+// Data error of all ranks: one of them has read something else in `file` than rank 0, by its digest.
+void check_same_contents(Communicator& communicator, double digest, const std::string& file);
 
 // The instruction set of a rank's processor that it would use alone.
 struct RankIsa {

@@ -1,20 +1,15 @@
 #include "lathe/loop/rank_errors.h"
 
-#include <algorithm>
 #include <span>
-#include <vector>
 
 #include "lathe/engine/engine.h"
+#include "lathe/loop/agreement.h"
 
 namespace lathe {
 namespace {
 
-Exchange host_exchange() {
-  return {.axes = kAxisAll, .phase = Phase::kPrepare, .tensor = "run", .channel = Channel::kHost};
-}
-
 double largest(Communicator& communicator, double value) {
-  communicator.all_reduce_max(host_exchange(), std::span(&value, 1));
+  communicator.all_reduce_max(run_exchange(), std::span(&value, 1));
   return value;
 }
 
@@ -44,20 +39,6 @@ Failure failure_of(const std::exception_ptr& error) {
 }
 
 }  // namespace
-
-std::string text_of_rank(Communicator& communicator, int rank, const std::string& own) {
-  if (communicator.mesh().size() == 1) return own;
-  const bool speaks = communicator.rank() == rank;
-  const double length = largest(communicator, speaks ? static_cast<double>(own.size()) : 0);
-  std::vector<double> codes(static_cast<size_t>(length), 0.0);
-  if (speaks)
-    std::transform(own.begin(), own.end(), codes.begin(), [](char c) { return static_cast<double>(c); });
-  communicator.all_reduce_sum(host_exchange(), codes);
-  std::string text(codes.size(), ' ');
-  std::transform(codes.begin(), codes.end(), text.begin(),
-                 [](double code) { return static_cast<char>(code); });
-  return text;
-}
 
 void agree_on_failure(Communicator& communicator, const std::exception_ptr& own) {
   const int ranks = communicator.mesh().size();

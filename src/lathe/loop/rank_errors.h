@@ -24,9 +24,6 @@ class AgreedError : public Error {
 // number if it is not rank 0; returns when none has. On one rank: throws `own` as it is.
 void agree_on_failure(Communicator& communicator, const std::exception_ptr& own);
 
-// Called by all ranks: the text that rank `rank` gives.
-[[nodiscard]] std::string text_of_rank(Communicator& communicator, int rank, const std::string& own);
-
 // Runs work(). What it throws is told to the other ranks, unless they have it too; what another rank failed with is logged.
 template <typename Work>
 auto told_to_ranks(Communicator& communicator, Log& log, Work&& work) {

@@ -60,11 +60,7 @@ void check_same_lines(const RolloutFile& file, Communicator& communicator) {
   if (communicator.mesh().size() == 1) return;
   Digest digest;
   for (const KeptLine& line : file.lines) digest.add(line.text);
-  const int rank = first_other_rank(values_of_ranks(communicator, digest.value()));
-  if (rank < 0) return;
-  throw AgreedError(
-      ErrorKind::kData, file.path, fmt::format("rank {} reads other contents there than rank 0", rank),
-      "put the rollouts on a file system that all ranks share, and do not change the file meanwhile");
+  check_same_contents(communicator, digest.value(), file.path);
 }
 
 // Every token was scored on one of the ranks that share the rows; the others have 0 there.

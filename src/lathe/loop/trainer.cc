@@ -261,8 +261,7 @@ Trainer::ReadAhead Trainer::look_over_ranks(ReadAhead found) {
   const int weight = stop_reason_.empty() ? 0 : ranks - communicator_->rank();
   std::array<double, 3> all{static_cast<double>(found), static_cast<double>(weight),
                             engine_->save_running() ? 1.0 : 0.0};
-  communicator_->all_reduce_max(
-      {.axes = kAxisAll, .phase = Phase::kPrepare, .tensor = "run", .channel = Channel::kHost}, all);
+  communicator_->all_reduce_max(run_exchange(), all);
   if (all[1] > 0) {
     const int first = ranks - static_cast<int>(all[1]);
     stop_reason_ = text_of_rank(*communicator_, first, stop_reason_);

@@ -55,13 +55,12 @@ std::exception_ptr Trainer::read_batch() {
   }
   failure = agreed_failure(*communicator_, failure);
   if (failure != nullptr) return failure;
-  const StepData& data = feed_.ahead();
-  const int rank = first_other_rank(values_of_ranks(*communicator_, data.digest));
-  if (rank < 0) return nullptr;
-  return std::make_exception_ptr(AgreedError(
-      ErrorKind::kData, data.file, fmt::format("rank {} reads other contents there than rank 0", rank),
-      "put the rollouts on a file system that all ranks share, and do not change files while a "
-      "run uses them; then the same command goes on"));
+  try {
+    check_same_contents(*communicator_, feed_.ahead().digest, feed_.ahead().file);
+  } catch (const AgreedError&) {
+    failure = std::current_exception();
+  }
+  return failure;
 }
 
 // The leading rank waits for a file that is to come, and tells the others how that ended; then all of them read it.
